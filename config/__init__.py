@@ -1,0 +1,1 @@
+"""Settings as data: schema, loader, policy presets and model recipes."""

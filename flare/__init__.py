@@ -1,0 +1,1 @@
+"""The server: command line, HTTP API, engine, tokens, tracing and metrics."""

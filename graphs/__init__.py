@@ -1,0 +1,1 @@
+"""Prepared graphs: catalog, devices, model programs and weights."""

@@ -1,0 +1,137 @@
+"""What is handed to a device, and what comes back.
+
+Owns the frozen records of the device boundary: `Frame` in, `Completion` out. No torch here: the simulated device
+imports this. Surprising rule: a frame carries a request's sampling settings and page table only once, in the `binding`
+of its first frame; from then on they are device state of the slot, so that decode queued behind decode needs nothing
+from the host.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flare.machines.graph import GraphShape
+from flare.machines.ids import Fence, PageId, RequestHandle
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How tokens are drawn, all inside the program. Randomness depends on (seed, position) only.
+
+    `temperature` 0 is greedy. `top_k` 0, `top_p` 1 and `min_p` 0 are off. `seed` is in [0, 2**63). `logit_bias` is
+    added to raw logits. Penalties need `History` with every frame.
+    """
+
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    seed: int = 0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Binding:
+    """The device state of a fresh generation.
+
+    `pages` holds the pages for its prompt and all tokens that it may still produce, in order. `stop_tokens` end the row
+    on the device (eos among them, unless ignored). `output_limit` tokens end it by length. `logprobs`: number of
+    alternatives to report beside each sampled token (0: the sampled token alone; None: nothing);
+    `prompt_logprobs` likewise for scored prefill.
+    """
+
+    pages: tuple[PageId, ...]
+    sampling: Sampling
+    stop_tokens: tuple[int, ...]
+    output_limit: int
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class History:
+    """What only the host knows of a row: distinct token ids seen, int32[n] in rising order; how often each was output,
+    int32[n] (0: in the prompt alone); and token ids that may not be drawn now (eos under `min_tokens`)."""
+
+    token_ids: NDArray[np.int32]
+    output_counts: NDArray[np.int32]
+    banned: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class LaneInput:
+    """One request in a frame.
+
+    Prefill: `tokens` int32[n] are consumed from position `start`, and the last of the prompt (`emits`) samples the first
+    output token. `target` is the token that follows the chunk (scored prefill of a chunk that is not the last scores
+    it); None at the end of the prompt. Decode: `tokens` is None, and the row's pending token is read from device state.
+    """
+
+    handle: RequestHandle
+    start: int
+    emits: bool
+    tokens: NDArray[np.int32] | None = None
+    target: int | None = None
+    binding: Binding | None = None
+    history: History | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """One replay of a prepared graph over `lanes` (at most `shape.batch` of them)."""
+
+    fence: Fence
+    shape: GraphShape
+    lanes: tuple[LaneInput, ...]
+
+
+class Ended(StrEnum):
+    """Why a row ended on the device."""
+
+    STOP = "stop"
+    LENGTH = "length"
+
+
+@dataclass(frozen=True, slots=True)
+class TokenScore:
+    """Natural-log probability of one token under the raw logits, and the best alternatives, best first."""
+
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class LaneResult:
+    """What a frame did for one lane.
+
+    `committed` counts the context tokens of the row after this frame: prompt tokens consumed plus output tokens drawn
+    (the pending one included). A decode row that had already ended returns no tokens and an unchanged counter.
+    `tokens` are the output tokens drawn; a stop token is among them, and `ended` says so. `scores` line up
+    with `tokens`; `prompt_scores` line up with positions start+1 .. start+n of a scored chunk (the first prompt token
+    has no score; the last chunk has no score beyond the prompt).
+    """
+
+    handle: RequestHandle
+    committed: int
+    tokens: tuple[int, ...] = ()
+    ended: Ended | None = None
+    scores: tuple[TokenScore, ...] | None = None
+    prompt_scores: tuple[TokenScore, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """A frame that ended. `device_ns` is the program's own time (0: not measured). `error` None means success; else
+    `results` is empty and the frame changed nothing that a later frame of other requests reads."""
+
+    fence: Fence
+    device_ns: int
+    results: tuple[LaneResult, ...]
+    error: str | None = None

@@ -1,0 +1,178 @@
+"""What a decision reads, and what it answers.
+
+Owns the frozen snapshot `View` that `select` takes, and the `Plan` and `Decision` that it returns. Does not own how a
+view is taken (the scheduler does) or how it is decided. Surprising rule: whatever needs an exponential, a logarithm or a
+power is computed before and carried here, so that the same view gives the same decision on every machine
+(docs/scheduling.md, "Decisions that can be taken again"). All of it goes to JSON and back without loss.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+import msgspec
+
+from ..graph import GraphShape
+
+
+class Phase(StrEnum):
+    """What a resident request needs next."""
+
+    PREFILL = "prefill"
+    SCORED_PREFILL = "scored_prefill"
+    DECODE = "decode"
+
+
+class Reason(StrEnum):
+    """Why a plan was chosen."""
+
+    ORDINARY = "ordinary"
+    DISCOVERY = "discovery"
+
+
+class Hold(StrEnum):
+    """Why nothing is submitted."""
+
+    NOTHING_READY = "nothing_ready"
+    WAITING_FOR_DRAIN = "waiting_for_drain"
+    OVERRUN = "overrun"
+
+
+class PolicyRow(msgspec.Struct, frozen=True):
+    """The coefficients that selection uses (docs/scheduling.md, "Policy"); values in prompt tokens, times in ms."""
+
+    output_token_value: float
+    token_fairness: float
+    delivery_fairness: float
+    decode_age_price: float
+    newcomer_share: float
+
+
+class GraphRow(msgspec.Struct, frozen=True):
+    """A prepared graph as measured now. `duration_ns` 0 means unknown; times of 0 mean never."""
+
+    shape: GraphShape
+    duration_ns: int
+    observed_at_ns: int
+    attempted_at_ns: int
+    stale: bool
+
+
+class RequestRow(msgspec.Struct, frozen=True):
+    """A resident request as it will stand at the planning start: queued frames are projected.
+
+    `position` counts prompt tokens consumed (all of them once decoding). `boundary` is the prompt position that a chunk
+    may not cross from here (end of the system prompt, else of the prompt). `next_endpoint` is the first message or
+    prompt endpoint beyond `position`. `output_left` is the number of tokens that it may still produce after queued
+    work; a decoding request with none left cannot be served, yet is still charged.
+    `token_price` (pi, ms/token) and `delivery_price` (delta, ms/delivery) are multiplied by the view's `value_scale`;
+    None: not yet set. `age_ms` counts for decoding requests alone. `last_commit` is the fence of the last frame that
+    served it, 0 if none. `needs_feedback`: its next step reads what the host knows only after a completion.
+    """
+
+    slot: int
+    generation: int
+    phase: Phase
+    position: int
+    prompt_tokens: int
+    boundary: int
+    next_endpoint: int
+    output_left: int
+    token_price: float | None
+    delivery_price: float | None
+    age_ms: float
+    last_commit: int
+    needs_feedback: bool
+
+
+class QueuedFrame(msgspec.Struct, frozen=True):
+    """A frame in flight, with the finish that was expected of it and the slots that it serves."""
+
+    fence: int
+    shape: GraphShape
+    expected_finish_ns: int
+    slots: tuple[int, ...]
+
+
+class View(msgspec.Struct, frozen=True):
+    """All that one decision reads.
+
+    `planning_ns` is the later of `now_ns` and the expected end of the queued frames. `value_scale` is
+    exp(-log_scale): every value of the decision is multiplied by it. Rows of `requests` are in slot order.
+    `queued_requests` and `queued_tokens` describe accepted requests that wait for a slot.
+    """
+
+    now_ns: int
+    planning_ns: int
+    overrun: bool
+    policy: PolicyRow
+    log_scale: float
+    value_scale: float
+    graphs: tuple[GraphRow, ...]
+    requests: tuple[RequestRow, ...]
+    window: tuple[QueuedFrame, ...]
+    free_slots: int
+    free_pages: int
+    queued_requests: int
+    queued_tokens: int
+
+
+class LaneWork(msgspec.Struct, frozen=True):
+    """What a plan does for one request: `tokens` positions from `start` (1 pending token for a decode lane).
+
+    `emits`: it ends with an output token. `delivers`: that token counts as a delivery. `expected_tokens` is the service
+    that is expected of it, prompt tokens and output tokens together.
+    """
+
+    slot: int
+    generation: int
+    start: int
+    tokens: int
+    emits: bool
+    delivers: bool
+    expected_tokens: float
+
+
+class Plan(msgspec.Struct, frozen=True):
+    """A graph and the requests that it serves. `duration_ns` 0: unknown; then `score` is its priced service alone.
+
+    `score` is scaled (`selection_value_rate`, value/ms times the scale); `log_scale` is the logarithm of the inverse
+    factor. `observation_age_ns` is None for an unknown graph.
+    """
+
+    shape: GraphShape
+    lanes: tuple[LaneWork, ...]
+    duration_ns: int
+    observation_age_ns: int | None
+    score: float
+    log_scale: float
+    reason: Reason
+    needs_empty_window: bool
+
+
+class Candidate(msgspec.Struct, frozen=True):
+    """A candidate as `flare explain` shows it: the terms of its score, and why it lost (None: it won)."""
+
+    shape: GraphShape
+    slots: tuple[int, ...]
+    tokens: int
+    duration_ns: int
+    service: float
+    age_term: float
+    waiting_cost: float
+    score: float
+    needs_empty_window: bool
+    lost: str | None
+
+
+class Decision(msgspec.Struct, frozen=True):
+    """The chosen plan, or the reason for submitting nothing (then `plan` is None).
+
+    While the winner waits for the window to drain, `awaited` is that winner. `candidates` is filled when asked for,
+    best first.
+    """
+
+    plan: Plan | None
+    hold: Hold | None
+    awaited: Plan | None
+    candidates: tuple[Candidate, ...] = ()
