@@ -1,8 +1,8 @@
 """What a decision reads, and what it answers.
 
 Owns the frozen snapshot `View` that `select` takes, and the `Plan` and `Decision` that it returns. Does not own how a
-view is taken (the scheduler does) or how it is decided. Surprising rule: whatever needs an exponential, a logarithm or a
-power is computed before and carried here, so that the same view gives the same decision on every machine
+view is taken (the scheduler does) or how it is decided. Surprising rule: whatever needs an exponential, a logarithm or
+a power is computed before and carried here, so that the same view gives the same decision on every machine
 (docs/scheduling.md, "Decisions that can be taken again"). All of it goes to JSON and back without loss.
 """
 

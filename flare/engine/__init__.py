@@ -1,0 +1,1 @@
+"""The engine: ties the event loop, the scheduler and a device together."""

@@ -1,0 +1,169 @@
+"""What the host keeps of one request: its prompt, its output and its text.
+
+Owns the token ids that scheduling does not look at, the history that penalties read, and the deltas that results become.
+Does not own states or slots. Surprising rule: text that is held back for a possible stop string still counts its tokens at
+once; only its characters wait.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flare.graphs.frames import Binding, History, LaneInput, LaneResult, TokenScore
+from flare.machines.events import Dispatch
+from flare.machines.ids import RequestHandle, RequestId
+from flare.machines.request import EndReason, RequestSpec
+from flare.request import Delta, FinishReason, GenerationRequest, ScoredToken
+from flare.tokens.assembler import TextAssembler
+
+from .stream import Stream
+
+
+class Job:
+    """One accepted request on the host."""
+
+    __slots__ = (
+        "_assembler",
+        "_output",
+        "_prompt",
+        "_prompt_scores",
+        "_stop_tokens",
+        "admitted_at_ns",
+        "arrived_at_ns",
+        "first_at_ns",
+        "id",
+        "last_at_ns",
+        "produced",
+        "request",
+        "stream",
+    )
+
+    def __init__(
+        self,
+        request_id: RequestId,
+        request: GenerationRequest,
+        stream: Stream,
+        assembler: TextAssembler,
+        eos_ids: Collection[int],
+        arrived_at_ns: int,
+    ) -> None:
+        self.id = request_id
+        self.request = request
+        self.stream = stream
+        self.arrived_at_ns = arrived_at_ns
+        self.admitted_at_ns = self.first_at_ns = self.last_at_ns = 0
+        self.produced = 0
+        self._assembler = assembler
+        self._prompt: NDArray[np.int32] = np.array(request.prompt, dtype=np.int32)
+        self._stop_tokens = tuple({*request.stop_token_ids, *(() if request.ignore_eos else eos_ids)})
+        self._output: Counter[int] = Counter()
+        self._prompt_scores: list[ScoredToken] = []
+
+    @property
+    def spec(self) -> RequestSpec:
+        """What scheduling needs to know."""
+        request = self.request
+        return RequestSpec(
+            client=request.client,
+            prompt_tokens=len(request.prompt),
+            max_tokens=request.max_tokens,
+            system_end=request.endpoints.system_end,
+            messages=request.endpoints.messages,
+            scored=request.prompt_logprobs is not None,
+            needs_feedback=bool(request.stop) or self._penalised or request.min_tokens > 0,
+        )
+
+    @property
+    def _penalised(self) -> bool:
+        sampling = self.request.sampling
+        return bool(sampling.presence_penalty or sampling.frequency_penalty) or sampling.repetition_penalty != 1.0
+
+    def lane(self, dispatch: Dispatch) -> LaneInput:
+        """The lane's input for a frame; its binding with the first frame of a generation."""
+        work, request = dispatch.work, self.request
+        binding = None
+        if dispatch.pages is not None:
+            binding = Binding(
+                pages=dispatch.pages,
+                sampling=request.sampling,
+                stop_tokens=self._stop_tokens,
+                output_limit=request.max_tokens,
+                logprobs=request.logprobs,
+                prompt_logprobs=request.prompt_logprobs,
+            )
+        end = work.start + work.tokens
+        prefills = work.start < len(self._prompt) and self.produced == 0
+        return LaneInput(
+            handle=RequestHandle(work.slot, work.generation),
+            start=work.start,
+            emits=work.emits,
+            tokens=self._prompt[work.start : end] if prefills else None,
+            target=int(self._prompt[end]) if prefills and end < len(self._prompt) else None,
+            binding=binding,
+            history=self._history() if work.emits else None,
+        )
+
+    def _history(self) -> History | None:
+        banned = self._stop_tokens if self.produced < self.request.min_tokens else ()
+        if not self._penalised:
+            return History(_NO_TOKENS, _NO_TOKENS, banned) if banned else None
+        seen = set(self._output)
+        if self.request.sampling.repetition_penalty != 1.0:
+            seen.update(self.request.prompt)
+        ids = np.array(sorted(seen), dtype=np.int32)
+        counts = np.array([self._output[token] for token in ids.tolist()], dtype=np.int32)
+        return History(ids, counts, banned)
+
+    def take(self, result: LaneResult, ended: EndReason | None) -> tuple[Delta | None, bool]:
+        """The delta that a validated result becomes (None: nothing to say yet), and whether a stop string ended it."""
+        if result.prompt_scores is not None:
+            self._take_prompt_scores(result.prompt_scores)
+        if not result.tokens and ended is None:
+            return None, False
+        self.produced += len(result.tokens)
+        self._output.update(result.tokens)
+        piece = self._assembler.push(result.tokens, final=ended is not None)
+        stopped = piece.stopped_by is not None
+        finish = FinishReason.STOP if stopped else None if ended is None else FinishReason(ended.value)
+        delta = Delta(
+            text=piece.text,
+            tokens=self._scored(result),
+            offsets=piece.offsets,
+            prompt_scores=self._release_prompt_scores(),
+            completion_tokens=self.produced,
+            finish_reason=finish,
+            stop_reason=piece.stopped_by if stopped else self._stop_token(result, ended),
+        )
+        return delta, stopped
+
+    def _stop_token(self, result: LaneResult, ended: EndReason | None) -> int | None:
+        last = result.tokens[-1] if result.tokens else None
+        return last if ended is EndReason.STOP and last in self.request.stop_token_ids else None
+
+    def _scored(self, result: LaneResult) -> tuple[ScoredToken, ...]:
+        if result.scores is None:
+            return tuple([ScoredToken(token, None) for token in result.tokens])
+        return tuple(
+            ScoredToken(token, score.logprob, score.top)
+            for token, score in zip(result.tokens, result.scores, strict=True)
+        )
+
+    def _take_prompt_scores(self, scores: tuple[TokenScore, ...]) -> None:
+        if not self._prompt_scores:
+            self._prompt_scores.append(ScoredToken(self.request.prompt[0], None))
+        first = len(self._prompt_scores)
+        for token, score in zip(self.request.prompt[first : first + len(scores)], scores, strict=True):
+            self._prompt_scores.append(ScoredToken(token, score.logprob, score.top))
+
+    def _release_prompt_scores(self) -> tuple[ScoredToken, ...] | None:
+        if self.request.prompt_logprobs is None or (self.request.max_tokens and self.produced > 1):
+            return None
+        scores, self._prompt_scores = tuple(self._prompt_scores), []
+        return scores or (ScoredToken(self.request.prompt[0], None),)
+
+
+_NO_TOKENS: NDArray[np.int32] = np.zeros(0, dtype=np.int32)

@@ -1,0 +1,283 @@
+"""`flare run`: the composition root of the server.
+
+Owns the order of starting and stopping: settings, log, model, device, engine, HTTP. Does not own what any of them does.
+Surprising rule: HTTP answers before the device is ready (with 503), and goes on answering while the last streams drain, so
+that whoever asks `/health` is never left without an answer.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import signal
+import socket
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+
+import anyio
+import structlog
+import uvicorn
+
+from flare.config.loader import load_policy, load_recipe, load_settings
+from flare.config.schema import ConfigError, Policy, Settings
+from flare.graphs.catalog import build_catalog
+from flare.graphs.cpu.device import CpuDevice
+from flare.graphs.device import Device
+from flare.graphs.weights.errors import ModelError
+from flare.machines.durations import DurationTable
+from flare.machines.graph import GraphShape
+from flare.machines.pages import PagePool
+from flare.machines.scheduler import Scheduler
+from flare.machines.selection.view import PolicyRow
+from flare.machines.waiting import WaitingQueue
+
+from .cache import cache_dir
+from .engine.engine import Engine
+from .engine.reporting import Reporter
+from .log import configure_logging
+from .metrics import Metrics
+from .model import Model, open_model
+from .progress import LoadProgress
+from .request import GenerationRequest
+from .server.app import create_app
+from .server.context import Limits, ServerContext
+from .server.engine_api import Health
+from .tokens.assembler import TextAssembler
+from .trace import TraceWriter, open_trace
+
+_FLUSH_S = 2.0
+"""Time for the last bytes of drained streams to leave before connections are closed."""
+
+_SWITCH_INTERVAL_S = 0.0005
+"""The device's thread asks for the interpreter dozens of times a frame; the default 5 ms would make each a long wait."""
+
+
+def serve(config_file: Path | None, overrides: dict[str, object]) -> int:
+    """Run a server until it is told to stop; returns the exit status."""
+    try:
+        settings = load_settings(config_file, overrides)
+        policy = load_policy(
+            settings.scheduler_policy, settings.scheduler_terminal_value, settings.scheduler_terminal_age_price
+        )
+        recipe = load_recipe(settings.recipe)
+        catalog = build_catalog(recipe, settings.max_num_seqs, settings.max_prefill_tokens)
+        trace = open_trace(Path(settings.trace) if settings.trace else None, to_stderr=settings.log_json)
+    except (ConfigError, OSError) as error:
+        print(f"flare run: {error}", file=sys.stderr)
+        return 2
+    configure_logging(json_lines=settings.log_json, trace=trace)
+    sys.setswitchinterval(_SWITCH_INTERVAL_S)
+    try:
+        with LoadProgress() as progress:
+            model = open_model(settings.model, progress.fetching)
+        parts = compose(settings, policy, catalog, model, cpu_device(settings, catalog, model), trace)
+        with _listen(settings) as listener:
+            status: int = anyio.run(
+                _serve, settings, catalog, parts, listener, backend_options={"use_uvloop": True}
+            )
+            return status
+    except (ModelError, ConfigError) as error:
+        print(f"flare run: {error}", file=sys.stderr)
+        return 2
+    finally:
+        if trace is not None:
+            trace.close()
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """The composed server: what `_serve` starts and stops."""
+
+    device: Device
+    engine: Engine
+    context: ServerContext
+
+
+def cpu_device(settings: Settings, catalog: tuple[GraphShape, ...], model: Model) -> CpuDevice:
+    """The CPU device for a model, not yet prepared."""
+    log = structlog.get_logger()
+    return CpuDevice(
+        model.config,
+        model.weights,
+        request_slots=settings.max_num_seqs,
+        max_model_len=_context_length(settings, model),
+        kv_bytes=settings.kv_memory_bytes,
+        max_prefill_tokens=max(shape.prefill_tokens for shape in catalog),
+        dtype=settings.dtype,
+        threads=settings.threads or len(os.sched_getaffinity(0)),
+        eager=settings.eager,
+        cache_dir=cache_dir(),
+        warn=lambda message: log.warning("device.notice", message=message),
+    )
+
+
+def compose(
+    settings: Settings,
+    policy: Policy,
+    catalog: tuple[GraphShape, ...],
+    model: Model,
+    device: Device,
+    trace: TraceWriter | None,
+) -> Parts:
+    """Scheduler, engine and HTTP context over a device."""
+    context_length = _context_length(settings, model)
+    if device.pages * device.page_tokens < context_length:
+        raise ConfigError(
+            f"kv_memory: {device.pages * device.page_tokens} tokens fit, and one request may take {context_length}; "
+            "give more memory or a smaller --max-model-len"
+        )
+    served_names = settings.served_model_name or (model.name,)
+    metrics = Metrics(served_names[0], compat_vllm=settings.metrics_compat == "vllm")
+    durations = DurationTable(catalog, policy.estimate_ttl_ns)
+    scheduler = Scheduler(
+        catalog,
+        policy_row(policy),
+        slots=settings.max_num_seqs,
+        pages=PagePool(device.pages, device.page_tokens),
+        waiting=WaitingQueue(settings.max_num_queued_reqs, settings.max_num_queued_tokens),
+        durations=durations,
+        adaptation_ms=policy.adaptation_ms,
+    )
+
+    def assembler(request: GenerationRequest) -> TextAssembler:
+        return TextAssembler(model.tokenizer, request.stop)
+
+    engine = Engine(
+        scheduler,
+        device,
+        Reporter(metrics, durations, trace, views=settings.trace_views),
+        assembler=assembler,
+        eos_ids=model.tokenizer.eos_ids,
+    )
+    context = ServerContext(
+        engine=engine,
+        tokenizer=model.tokenizer,
+        chat=model.chat,
+        served_names=served_names,
+        max_model_len=context_length,
+        vocab_size=model.config.vocab,
+        token_bytes_max=max(len(model.tokenizer.token_bytes(token)) for token in range(model.tokenizer.vocab_size)),
+        render_metrics=metrics.render,
+        random_bits=lambda: secrets.randbits(63),
+        unix_s=lambda: int(time.time()),
+        started_unix_s=int(time.time()),
+        version=version("flare-serve"),
+        api_keys=settings.api_key,
+        allowed_origins=settings.allowed_origins,
+        ping_interval_s=max(1, round(settings.sse_ping_interval_s)),
+        limits=Limits(body_bytes=settings.max_body_bytes),
+    )
+    return Parts(device, engine, context)
+
+
+def policy_row(policy: Policy) -> PolicyRow:
+    """The coefficients that selection reads."""
+    return PolicyRow(
+        output_token_value=policy.output_token_value,
+        token_fairness=policy.token_fairness,
+        delivery_fairness=policy.delivery_fairness,
+        decode_age_price=policy.decode_age_price,
+        newcomer_share=policy.newcomer_share,
+    )
+
+
+def _context_length(settings: Settings, model: Model) -> int:
+    """The context to serve. Raises `ConfigError` for one longer than the model's."""
+    if settings.max_model_len is None:
+        return model.context_length
+    if settings.max_model_len > model.context_length:
+        raise ConfigError(
+            f"max_model_len: {settings.max_model_len} is beyond the model's context of {model.context_length} tokens"
+        )
+    return settings.max_model_len
+
+
+def _listen(settings: Settings) -> socket.socket:
+    """The listening socket. Raises `ConfigError` where the address cannot be had."""
+    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
+    try:
+        return socket.create_server((settings.host, settings.port), family=family, backlog=1024)
+    except OSError as error:
+        raise ConfigError(
+            f"cannot listen on {settings.host} port {settings.port}: {error.strerror}; choose another --host or --port"
+        ) from None
+
+
+class _HttpServer(uvicorn.Server):
+    """uvicorn without its signal handlers: `_serve` decides when connections are closed."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+async def _serve(settings: Settings, catalog: tuple[GraphShape, ...], parts: Parts, listener: socket.socket) -> int:
+    log = structlog.get_logger()
+    http = _HttpServer(
+        uvicorn.Config(
+            create_app(parts.context),
+            loop="none",
+            http="httptools",
+            ws="none",
+            lifespan="off",
+            access_log=False,
+            log_config=None,
+            timeout_graceful_shutdown=round(_FLUSH_S),
+        )
+    )
+    try:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(http.serve, [listener])
+            tasks.start_soon(_stop_on_signal, parts.engine, http, settings.shutdown_timeout_s, tasks.cancel_scope)
+            started = time.monotonic()
+            with LoadProgress() as progress:
+                await anyio.to_thread.run_sync(parts.device.prepare, catalog, progress.prepared)
+            log.info(
+                "server.ready",
+                url=f"http://{settings.host}:{listener.getsockname()[1]}/v1",
+                model=parts.context.served_names[0],
+                graphs=len(catalog),
+                context=parts.context.max_model_len,
+                prepared_s=round(time.monotonic() - started, 1),
+            )
+            await _run_engine(parts.engine)
+    finally:
+        parts.device.close()
+    return 1 if parts.engine.health is Health.DEAD else 0
+
+
+async def _run_engine(engine: Engine) -> None:
+    """Run the engine; if it dies, HTTP stays up to say so."""
+    try:
+        await engine.run()
+    except Exception:
+        structlog.get_logger().exception("engine.died")
+
+
+async def _stop_on_signal(engine: Engine, http: uvicorn.Server, timeout_s: float, scope: anyio.CancelScope) -> None:
+    """The first SIGTERM or SIGINT drains, the second stops at once."""
+    log = structlog.get_logger()
+    with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+        async with anyio.create_task_group() as tasks:
+            async for number in signals:
+                if engine.health in (Health.DRAINING, Health.LOADING):
+                    log.warning("server.stopping_now", signal=signal.Signals(number).name)
+                    http.force_exit = http.should_exit = True
+                    scope.cancel()
+                    return
+                log.info("server.draining", signal=signal.Signals(number).name, timeout_s=timeout_s)
+                tasks.start_soon(_drain, engine, http, timeout_s, scope)
+
+
+async def _drain(engine: Engine, http: uvicorn.Server, timeout_s: float, scope: anyio.CancelScope) -> None:
+    await engine.drain(timeout_s)
+    http.should_exit = True
+    with anyio.move_on_after(_FLUSH_S):
+        while http.server_state.connections:
+            await anyio.sleep(0.02)
+    scope.cancel()

@@ -1,0 +1,60 @@
+"""The command `flare run`, its options made from the settings' schema.
+
+Owns the mapping from a settings key to a flag. Does not own types, ranges or defaults (`flare/config` does). Surprising
+rule: an option that is not given is None, so that the environment and the configuration file can still speak.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import click
+import msgspec
+from msgspec.inspect import BoolType, Metadata, UnionType, VarTupleType
+
+from flare.config.convert import fields_by_key
+from flare.config.loader import flag_of
+from flare.config.schema import Settings
+
+
+def command() -> click.Command:
+    """`flare run` with a flag for every key of `Settings`, and `--config`."""
+    config = click.Option(
+        ["--config", "config_file"],
+        type=click.Path(dir_okay=False, path_type=Path),
+        help="TOML file with any of these settings (docs/configuration.md).",
+    )
+    options = [_option(key) for key in fields_by_key(Settings)]
+    return click.Command(
+        "run",
+        callback=_run,
+        params=[config, *options],
+        help="Serve a model over an OpenAI-compatible API.",
+    )
+
+
+def _option(key: str) -> click.Option:
+    field = fields_by_key(Settings)[key]
+    kind = msgspec.inspect.type_info(field.type)
+    text = ""
+    while isinstance(kind, Metadata | UnionType):
+        if isinstance(kind, Metadata):
+            text = (kind.extra_json_schema or {}).get("description", text)
+            kind = kind.type
+        else:
+            kind = next(part for part in kind.types if not isinstance(part, msgspec.inspect.NoneType))
+    flag = flag_of(key)
+    if isinstance(kind, BoolType):
+        return click.Option([f"{flag}/--no-{flag[2:]}", key], default=None, help=text)
+    default = "" if field.default in (None, ()) else f"  [default: {field.default}]"
+    if isinstance(kind, VarTupleType):
+        return click.Option([flag, key], multiple=True, metavar="TEXT", help=f"{text} May be repeated.")
+    return click.Option([flag, key], default=None, metavar="VALUE", help=text + default)
+
+
+def _run(config_file: Path | None, **given: object) -> None:
+    from .run import serve  # torch is imported by no other command
+
+    overrides = {key: list(value) if isinstance(value, tuple) else value for key, value in given.items()}
+    sys.exit(serve(config_file, {key: value for key, value in overrides.items() if value not in (None, [])}))

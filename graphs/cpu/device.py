@@ -1,0 +1,194 @@
+"""The CPU device.
+
+Owns the state rows, buffers, pages and program of one model, and the order in which frames reach them. Does not own
+the numerics (`models`, `programs`) or the thread (`worker`). Surprising rule: all graphs of the catalog share one set
+of buffers and one program, since lengths are data and replays never overlap; a graph's capacity is only checked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from flare.machines.graph import GraphKind, GraphShape
+from flare.machines.ids import Fence, PageId, RequestHandle
+
+from ..device import DeviceLost, OnCompletion, OnProgress
+from ..frames import Binding, Completion, Frame, LaneInput, Sampling
+from ..memory.pages import PAGE_TOKENS, KvPages, page_bytes
+from ..models.config import ModelConfig
+from ..models.decoder import Decoder
+from ..models.source import WeightSource
+from ..programs.buffers import StepBuffers
+from ..programs.frame_io import FrameIo
+from ..programs.reference import ReferenceStep
+from ..programs.rows import StateRows
+from ..programs.step import StepProgram
+from .build import CannotCompile, native_library
+from .native import NativeStep, unsupported
+from .plan import DType, MemoryPlan, kv_dtype, lane_and_row_counts, plan_memory
+from .worker import Worker
+
+
+class CpuDevice:
+    """A `Device` that runs a decoder of the Llama family on CPU cores.
+
+    `request_slots` state rows; requests of at most `max_model_len` tokens; `kv_bytes` of KV pages. `dtype` "auto" is the
+    fastest mix that keeps quality, "float32" the exact reference. `threads` cores are used. `eager` runs plain torch
+    without compiling anything; `cache_dir` keeps compiled code between starts. `warn` is called with sentences for
+    people. Raises ValueError, naming the argument, for what cannot work.
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        weights: WeightSource,
+        *,
+        request_slots: int,
+        max_model_len: int,
+        kv_bytes: int,
+        max_prefill_tokens: int,
+        dtype: DType,
+        threads: int,
+        eager: bool,
+        cache_dir: Path,
+        warn: Callable[[str], None],
+    ) -> None:
+        for name, value in (
+            ("request_slots", request_slots),
+            ("max_model_len", max_model_len),
+            ("max_prefill_tokens", max_prefill_tokens),
+            ("threads", threads),
+        ):
+            if value < 1:
+                raise ValueError(f"{name}: {value} is below 1")
+        self._config = config
+        self._weights = weights
+        self._request_slots = request_slots
+        self._max_model_len = max_model_len
+        self._kv_bytes = kv_bytes
+        self._max_prefill_tokens = max_prefill_tokens
+        self._dtype: DType = dtype
+        self._threads = threads
+        self._eager = eager
+        self._cache_dir = cache_dir
+        self._warn = warn
+        self._graphs: frozenset[GraphShape] = frozenset()
+        self._plan: MemoryPlan | None = None
+        self._program: StepProgram | None = None
+        self._io: FrameIo | None = None
+        self._worker: Worker | None = None
+
+    @property
+    def request_slots(self) -> int:
+        """State rows: a lane's slot is below this."""
+        return self._request_slots
+
+    @property
+    def pages(self) -> int:
+        """Pages of the KV cache."""
+        return self._kv_bytes // page_bytes(self._config, kv_dtype(self._dtype))
+
+    @property
+    def page_tokens(self) -> int:
+        """Tokens that a page holds."""
+        return PAGE_TOKENS
+
+    @property
+    def program(self) -> StepProgram:
+        """The program that runs every graph; for tests and measurements, with no frame in flight."""
+        if self._program is None:
+            raise DeviceLost("the CPU device is not prepared, or closed")
+        return self._program
+
+    def prepare(self, catalog: Sequence[GraphShape], progress: OnProgress) -> None:
+        """See `Device.prepare`. Every graph is run once, so that nothing is cold when serving starts."""
+        if any(shape.prefill_tokens > self._max_prefill_tokens for shape in catalog):
+            raise ValueError(f"max_prefill_tokens: {self._max_prefill_tokens} is below a prefill graph of the catalog")
+        torch.set_num_threads(self._threads)
+        self._plan = plan_memory(
+            self._config,
+            self._weights,
+            catalog,
+            max_model_len=self._max_model_len,
+            kv_bytes=self._kv_bytes,
+            dtype=self._dtype,
+        )
+        lanes, prompt_rows = lane_and_row_counts(catalog)
+        rows = StateRows.allocate(self._request_slots, self._max_model_len)
+        buffers = StepBuffers.allocate(lanes, max(prompt_rows, 1), self._max_model_len)
+        kv = KvPages.allocate(self._config, self._plan.pages, kv_dtype(self._dtype))
+        self._program = self._build(rows, buffers, kv)
+        self._io = FrameIo(rows, buffers, self._plan.pages, self._config.vocab)
+        self._graphs = frozenset(catalog)
+        for index, shape in enumerate(catalog):
+            self._warm(shape)
+            progress(shape, index + 1, len(catalog))
+
+    def start(self, on_completion: OnCompletion) -> None:
+        """See `Device.start`."""
+        if self._program is None or self._worker is not None:
+            raise DeviceLost("the CPU device must be prepared, and started once")
+        self._worker = Worker(self._run, on_completion)
+
+    def submit(self, frame: Frame) -> None:
+        """See `Device.submit`."""
+        if self._worker is None:
+            raise DeviceLost("the CPU device has not been started")
+        self._worker.submit(frame)
+
+    def close(self) -> None:
+        """See `Device.close`."""
+        if self._worker is not None:
+            self._worker.close()
+        if self._program is not None:
+            self._program.close()
+        self._program = None
+        self._io = None
+
+    def _build(self, rows: StateRows, buffers: StepBuffers, kv: KvPages) -> StepProgram:
+        """The native program for "auto", unless it is not wanted or cannot be; else plain torch."""
+        if self._dtype == "auto" and not self._eager:
+            try:
+                if reason := unsupported(self._config):
+                    raise CannotCompile(reason)
+                library = native_library(self._cache_dir)
+                return NativeStep(library, self._config, self._weights, rows, buffers, kv, self._threads)
+            except CannotCompile as error:
+                self._warn(f"{error}. Running plain torch in bfloat16 instead, several times slower.")
+        dtype = torch.float32 if self._dtype == "float32" else torch.bfloat16
+        return ReferenceStep(Decoder(self._config, self._weights, self._max_model_len, dtype), rows, buffers, kv)
+
+    def _run(self, frame: Frame) -> Completion:
+        """Run one frame on the calling thread. Raises whatever went wrong, with nothing of other requests changed."""
+        if frame.shape not in self._graphs:
+            raise ValueError(f"frame {frame.fence}: graph {frame.shape.name} was not prepared")
+        return self._replay(frame)
+
+    def _replay(self, frame: Frame) -> Completion:
+        assert self._io is not None
+        self._io.check(frame)
+        self._io.write(frame)
+        if frame.shape.kind is GraphKind.DECODE:
+            device_ns = self.program.decode(len(frame.lanes))
+        else:
+            device_ns = self.program.prefill(len(frame.lanes), frame.shape.kind is GraphKind.SCORED_PREFILL)
+        return Completion(frame.fence, device_ns, self._io.read(frame))
+
+    def _warm(self, shape: GraphShape) -> None:
+        """Run a graph at its full extent on rows and pages that nobody owns yet; page 0 stands for all."""
+        table = (PageId(0),) * -(-self._max_model_len // PAGE_TOKENS)
+        binding = Binding(table, Sampling(temperature=0.0), (), 2)
+        lanes = min(shape.batch, self._request_slots)
+        tokens = max(1, min(shape.prefill_tokens, self._max_model_len) // lanes)
+        for slot in range(lanes):
+            handle = RequestHandle(slot, -2)
+            lane = LaneInput(handle, 0, True, np.zeros(tokens, np.int32), binding=binding)
+            kind = GraphKind.PREFILL if shape.kind is GraphKind.DECODE else shape.kind
+            self._replay(Frame(Fence(0), GraphShape(kind, 1, tokens), (lane,)))
+        if shape.kind is GraphKind.DECODE:
+            steps = tuple(LaneInput(RequestHandle(slot, -2), tokens, True) for slot in range(lanes))
+            self._replay(Frame(Fence(0), shape, steps))

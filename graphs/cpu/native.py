@@ -1,0 +1,278 @@
+"""The native program: a whole step in one call that holds no interpreter lock.
+
+Owns the weights in their packed formats, the working memory, and the records of pointers that the C++ side reads
+(native/step.cpp). Does not own state rows, buffers or pages; it borrows them. Surprising rule: the C++ side owns no
+memory that a replay uses; all of it is torch tensors held here.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+import torch
+
+from ..memory.pages import PAGE_TOKENS, KvPages
+from ..models.config import ModelConfig
+from ..models.decoder import EMBEDDING, FINAL_NORM, head_name, layer_names
+from ..models.rope import rotary_table
+from ..models.source import WeightSource
+from ..programs.buffers import StepBuffers
+from ..programs.rows import ALTERNATIVES_MAX, LOGIT_BIAS_MAX, STOP_TOKENS_MAX, StateRows
+from .pack import GROUP, LANES, PackedLinear, interleaved_halves, pack_linear
+
+QUERIES = 12
+LOGITS_ROWS = 16
+UNLIMITED_WINDOW = 1 << 30
+
+Record = TypeVar("Record", bound=ctypes.Structure)
+
+_I64, _PTR = ctypes.c_int64, ctypes.c_void_p
+
+
+def _fields(kind: type, names: str) -> list[tuple[str, type]]:
+    return [(name, kind) for name in names.split()]
+
+
+class _Linear(ctypes.Structure):
+    _fields_ = _fields(_PTR, "data bias") + _fields(_I64, "blocks groups nibble")
+
+
+class _Layer(ctypes.Structure):
+    _fields_ = _fields(_Linear, "qkv output gate_up down") + _fields(_PTR, "input_norm mlp_norm query_norm key_norm")
+
+
+class _Model(ctypes.Structure):
+    _fields_ = [
+        *_fields(_I64, "hidden layers heads kv_heads head_dim intermediate vocab window"),
+        ("norm_eps", ctypes.c_double),
+        ("layer", ctypes.POINTER(_Layer)),
+        *_fields(_Linear, "embedding head"),
+        *_fields(_PTR, "final_norm rotary"),
+    ]
+
+
+class _Rows(ctypes.Structure):
+    _fields_ = [
+        *_fields(_PTR, "pending committed remaining ended page_table"),
+        ("table_pages", _I64),
+        *_fields(_PTR, "stop_tokens stop_count"),
+        ("stop_tokens_max", _I64),
+        *_fields(_PTR, "temperature top_k top_p min_p seed presence frequency repetition"),
+        *_fields(_PTR, "bias_tokens bias_values bias_count"),
+        ("bias_max", _I64),
+        *_fields(_PTR, "logprobs prompt_logprobs"),
+    ]
+
+
+class _Buffers(ctypes.Structure):
+    _fields_ = [
+        *_fields(_PTR, "slot start rows emits seen history_tokens history_counts"),
+        ("history_max", _I64),
+        *_fields(_PTR, "banned_count banned"),
+        ("banned_max", _I64),
+        *_fields(_PTR, "tokens targets token logprob top_tokens top_logprobs"),
+        *_fields(_PTR, "row_logprob row_top_tokens row_top_logprobs"),
+        ("alternatives_max", _I64),
+    ]
+
+
+class _Activations(ctypes.Structure):
+    _fields_ = [*_fields(_PTR, "codes scale scaled_sum correction"), ("groups", ctypes.c_int)]
+
+
+class _Space(ctypes.Structure):
+    _fields_ = [
+        *_fields(_PTR, "keys values"),
+        ("pages", _I64),
+        *_fields(_PTR, "x qkv attended logits thread_scratch"),
+        *_fields(_I64, "rows_max logits_rows scratch_floats"),
+        *_fields(_Activations, "narrow heads wide last"),
+    ]
+
+
+def unsupported(config: ModelConfig) -> str | None:
+    """Why the native program cannot run this model, in words for people; None if it can."""
+    for name, value in (
+        ("hidden", config.hidden),
+        ("head_dim", config.head_dim),
+        ("intermediate", config.intermediate),
+    ):
+        if value % GROUP:
+            return f"the fast programs need {name} to be a multiple of {GROUP}; this model's is {value}"
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class _Weights:
+    """Packed weights of the whole model, kept alive for the pointers into them."""
+
+    layers: list[tuple[PackedLinear, PackedLinear, PackedLinear, PackedLinear]]
+    norms: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor | None, torch.Tensor | None]]
+    embedding: PackedLinear
+    head: PackedLinear
+    final_norm: torch.Tensor
+    rotary: torch.Tensor
+
+    @classmethod
+    def load(cls, config: ModelConfig, source: WeightSource, positions: int) -> _Weights:
+        layers, norms = [], []
+        for index in range(config.layers):
+            names = layer_names(index)
+            layers.append(
+                (
+                    pack_linear(source, names.qkv, config.qkv_bias),
+                    pack_linear(source, names.output, config.output_bias),
+                    pack_linear(source, names.gate_up, config.mlp_bias, interleaved_halves),
+                    pack_linear(source, names.down, config.mlp_bias),
+                )
+            )
+            query, key = (source.tensor(n) for n in names.head_norms) if config.qk_norm else (None, None)
+            norms.append((source.tensor(names.input_norm), source.tensor(names.mlp_norm), query, key))
+        embedding = pack_linear(source, (EMBEDDING.removesuffix(".weight"),), False)
+        head = embedding if config.tie_embeddings else pack_linear(source, (head_name(config),), False)
+        final_norm = source.tensor(FINAL_NORM)
+        return cls(layers, norms, embedding, head, final_norm, rotary_table(config, positions))
+
+
+class NativeStep:
+    """A `StepProgram` in C++. Raises OSError if the library cannot be loaded."""
+
+    def __init__(
+        self,
+        library: Path,
+        config: ModelConfig,
+        source: WeightSource,
+        rows: StateRows,
+        buffers: StepBuffers,
+        kv: KvPages,
+        threads: int,
+    ) -> None:
+        self.rows = rows
+        self.buffers = buffers
+        self.kv = kv
+        self._held: list[object] = []
+        max_model_len = rows.page_table.shape[1] * PAGE_TOKENS
+        weights = _Weights.load(config, source, max_model_len)
+        self._held.append(weights)
+        self._library = _bind(library)
+        records = (
+            self._model(config, weights),
+            _pointers(_Rows, rows, table_pages=rows.page_table.shape[1], stop_tokens_max=STOP_TOKENS_MAX, bias_max=LOGIT_BIAS_MAX),
+            _pointers(
+                _Buffers,
+                buffers,
+                history_max=buffers.history_tokens.shape[1],
+                banned_max=STOP_TOKENS_MAX,
+                alternatives_max=ALTERNATIVES_MAX,
+            ),
+            self._space(config, weights.head.blocks * LANES, max_model_len, threads),
+        )
+        self._step: int | None = self._library.flare_open(*(ctypes.byref(record) for record in records), threads)
+
+    def decode(self, lanes: int) -> int:
+        """See `StepProgram.decode`."""
+        return int(self._library.flare_decode(self._step, lanes))
+
+    def prefill(self, lanes: int, scored: bool) -> int:
+        """See `StepProgram.prefill`."""
+        return int(self._library.flare_prefill(self._step, lanes, scored))
+
+    def close(self) -> None:
+        """See `StepProgram.close`."""
+        if self._step is not None:
+            self._library.flare_close(self._step)
+            self._step = None
+
+    def _model(self, config: ModelConfig, weights: _Weights) -> _Model:
+        layers = (_Layer * config.layers)()
+        for record, linears, norms in zip(layers, weights.layers, weights.norms, strict=True):
+            record.qkv, record.output, record.gate_up, record.down = (_linear(linear) for linear in linears)
+            record.input_norm, record.mlp_norm, record.query_norm, record.key_norm = (_address(norm) for norm in norms)
+        self._held.append(layers)
+        return _Model(
+            hidden=config.hidden,
+            layers=config.layers,
+            heads=config.heads,
+            kv_heads=config.kv_heads,
+            head_dim=config.head_dim,
+            intermediate=config.intermediate,
+            vocab=config.vocab,
+            window=config.sliding_window or UNLIMITED_WINDOW,
+            norm_eps=config.norm_eps,
+            layer=layers,
+            embedding=_linear(weights.embedding),
+            head=_linear(weights.head),
+            final_norm=_address(weights.final_norm),
+            rotary=_address(weights.rotary),
+        )
+
+    def _space(self, config: ModelConfig, logits_width: int, max_model_len: int, threads: int) -> _Space:
+        rows = max(len(self.buffers.tokens), len(self.buffers.slot))
+        query_width = config.heads * config.head_dim
+        scratch = max(QUERIES * (config.head_dim + max_model_len + PAGE_TOKENS), logits_width)
+        scratch += -scratch % LANES
+        return _Space(
+            keys=_address(self.kv.keys),
+            values=_address(self.kv.values),
+            pages=self.kv.keys.shape[1],
+            x=self._floats(rows, config.hidden),
+            qkv=self._floats(rows, query_width + 2 * config.kv_heads * config.head_dim),
+            attended=self._floats(rows, query_width),
+            logits=self._floats(LOGITS_ROWS, logits_width),
+            thread_scratch=self._floats(threads, scratch),
+            rows_max=rows,
+            logits_rows=LOGITS_ROWS,
+            scratch_floats=scratch,
+            narrow=self._activations(rows, config.hidden),
+            heads=self._activations(rows, query_width),
+            wide=self._activations(rows, config.intermediate),
+            last=self._activations(LOGITS_ROWS, config.hidden),
+        )
+
+    def _floats(self, *shape: int) -> int:
+        return self._keep(torch.zeros(*shape))
+
+    def _activations(self, rows: int, width: int) -> _Activations:
+        groups = width // GROUP
+        return _Activations(
+            codes=self._keep(torch.zeros(rows, width, dtype=torch.int8)),
+            scale=self._floats(rows, groups),
+            scaled_sum=self._floats(rows, groups),
+            correction=self._keep(torch.zeros(rows, groups, dtype=torch.int32)),
+            groups=groups,
+        )
+
+    def _keep(self, tensor: torch.Tensor) -> int:
+        self._held.append(tensor)
+        return tensor.data_ptr()
+
+
+def _bind(path: Path) -> ctypes.CDLL:
+    library = ctypes.CDLL(str(path))
+    library.flare_open.restype = ctypes.c_void_p
+    library.flare_open.argtypes = [ctypes.c_void_p] * 4 + [ctypes.c_int]
+    for name, arguments in (("flare_decode", [ctypes.c_int]), ("flare_prefill", [ctypes.c_int, ctypes.c_int])):
+        function = getattr(library, name)
+        function.restype, function.argtypes = _I64, [ctypes.c_void_p, *arguments]
+    library.flare_close.restype, library.flare_close.argtypes = None, [ctypes.c_void_p]
+    return library
+
+
+def _address(tensor: torch.Tensor | None) -> int | None:
+    if tensor is None:
+        return None
+    assert tensor.is_contiguous()
+    return tensor.data_ptr()
+
+
+def _linear(packed: PackedLinear) -> _Linear:
+    return _Linear(_address(packed.data), _address(packed.bias), packed.blocks, packed.groups, packed.nibble)
+
+
+def _pointers(kind: type[Record], tensors: StateRows | StepBuffers, **numbers: int) -> Record:
+    """A record whose pointer fields are the tensors of the same names."""
+    fields = [name for name, _ in kind._fields_ if name not in numbers]
+    return kind(**{name: _address(getattr(tensors, name)) for name in fields}, **numbers)

@@ -1,0 +1,168 @@
+// From a row of logits to a token and its scores: the twin of programs/sampling.py, which defines it.
+//
+// Owns penalties, cuts, noise, log-softmax and the best alternatives. Surprising rule: cuts are found through a histogram
+// of distances from the maximum; only the bucket that a cut falls in is ever sorted.
+#pragma once
+#include "vec.hpp"
+#include <algorithm>
+#include <functional>
+#include <vector>
+
+namespace flare {
+
+inline uint64_t mix64(uint64_t z) {
+  z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9ull;
+  z = (z ^ (z >> 27)) * 0x94D049BB133111EBull;
+  return z ^ (z >> 31);
+}
+inline uint64_t draw_key(uint64_t seed, uint64_t position) {
+  return mix64(mix64(seed + 0x9E3779B97F4A7C15ull) + 0x9E3779B97F4A7C15ull * (position + 1));
+}
+inline U mix32(U h) {
+  h ^= h >> 16;
+  h *= 0x7FEB352Du;
+  h ^= h >> 15;
+  h *= 0x846CA68Bu;
+  return h ^ (h >> 16);
+}
+inline F gumbel(uint64_t key, U tokens) {
+  U h = mix32(mix32(tokens + (uint32_t)key) ^ (uint32_t)(key >> 32));
+  F v = __builtin_convertvector(h, F) * 0x1p-32f + 0x1p-33f;
+  F series = v * (1.0f + v * (0.5f + v * (1.0f / 3 + v * (0.25f + v * (0.2f + v * (1.0f / 6))))));
+  F rest = 1.0f - v;
+  F direct = -vlog(select(rest > 0x1p-33f, rest, splat(0x1p-33f)));
+  return -vlog(select(v < 0.03125f, series, direct));
+}
+
+struct Best {
+  float value;
+  int token;
+};
+
+// The largest of f(16 lanes from i); the lowest index wins a tie. `size` need not be a multiple of 16.
+template <class Value> inline Best argmax(int size, Value value) {
+  const I lane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+  F top = splat(-INFINITY);
+  I where = splat(0);
+  for (int i = 0; i < size; i += LANES) {
+    I at = lane + i;
+    F v = select(at < size, value(i, at), splat(-INFINITY));
+    I better = v > top;
+    top = select(better, v, top);
+    where = (better & at) | (~better & where);
+  }
+  Best best{-INFINITY, 0};
+  for (int j = 0; j < LANES; j++)
+    if (top[j] > best.value || (top[j] == best.value && where[j] < best.token)) best = {top[j], where[j]};
+  return best;
+}
+
+inline float log_sum_exp(const float *logits, int size, float top) {
+  F total{};
+  int i = 0;
+  for (; i + LANES <= size; i += LANES) total += vexp(load<F>(logits + i) - top);
+  float rest = 0;
+  for (; i < size; i++) rest += std::exp(logits[i] - top);
+  return top + std::log(sum(total) + rest);
+}
+
+// The best `count` tokens, best first, as log-probabilities.
+inline void alternatives(const float *logits, int size, float normalizer, int count, int32_t *tokens, float *logprobs) {
+  count = std::min(count, size);
+  int held = 0;
+  auto insert = [&](float value, int token) {
+    if (held == count && value <= logprobs[held - 1]) return;
+    int at = held < count ? held++ : held - 1;
+    for (; at > 0 && logprobs[at - 1] < value; at--) {
+      logprobs[at] = logprobs[at - 1];
+      tokens[at] = tokens[at - 1];
+    }
+    logprobs[at] = value;
+    tokens[at] = token;
+  };
+  if (count == 0) return;
+  for (int i = 0; i < size; i += LANES) {
+    if (held == count && i + LANES <= size && !any(load<F>(logits + i) > logprobs[held - 1])) continue;
+    for (int j = i; j < std::min(i + LANES, size); j++) insert(logits[j], j);
+  }
+  for (int i = 0; i < held; i++) logprobs[i] -= normalizer;
+}
+
+struct Cuts {
+  float min_p, top_p;
+  int top_k;
+  bool active(int size) const { return min_p > 0 || top_p < 1 || (top_k > 0 && top_k < size); }
+};
+
+class Histogram { // of distances below the maximum, 1/32 nat a bucket, the last one open
+public:
+  static constexpr int BUCKETS = 1024;
+  Histogram(const float *z, int size, float top, float least) : z_(z), size_(size), top_(top), least_(least) {}
+
+  // Smallest kept value if values are kept, best first, while the weight before them stays below `limit(total)`.
+  template <class Weight, class Limit> float cut(Weight weight, Limit limit) {
+    double mass[BUCKETS] = {};
+    double total = 0;
+    for (int i = 0; i < size_; i++)
+      if (z_[i] >= least_) mass[bucket(z_[i])] += weight(z_[i]);
+    for (double m : mass) total += m;
+    const double most = limit(total);
+    double before = 0;
+    for (int b = 0; b < BUCKETS; b++) {
+      if (mass[b] == 0 || before + mass[b] < most) {
+        before += mass[b];
+        continue;
+      }
+      std::vector<float> inside;
+      for (int i = 0; i < size_; i++)
+        if (z_[i] >= least_ && bucket(z_[i]) == b) inside.push_back(z_[i]);
+      std::sort(inside.begin(), inside.end(), std::greater<float>());
+      float kept = inside[0];
+      for (float z : inside) {
+        if (before >= most) break;
+        kept = z;
+        before += weight(z);
+      }
+      return kept;
+    }
+    return least_;
+  }
+
+private:
+  int bucket(float z) const {
+    float distance = (top_ - z) * 32.0f;
+    return distance < BUCKETS - 1 ? (int)distance : BUCKETS - 1;
+  }
+  const float *z_;
+  int size_;
+  float top_, least_;
+};
+
+// The value below which min-p, top-k and top-p exclude.
+inline float threshold(const float *z, int size, float top, const Cuts &cuts) {
+  float least = cuts.min_p > 0 ? top + std::log(cuts.min_p) : std::nextafter(-INFINITY, 0.0f);
+  if (cuts.top_k > 0 && cuts.top_k < size)
+    least = std::max(least, Histogram(z, size, top, least).cut([](float) { return 1.0; }, [&](double) { return cuts.top_k; }));
+  if (cuts.top_p < 1)
+    least = std::max(least, Histogram(z, size, top, least)
+                                .cut([top](float v) { return (double)std::exp(v - top); },
+                                     [&](double total) { return std::max(cuts.top_p * total, 1e-300); }));
+  return least;
+}
+
+// Draw from softmax(z / temperature) with cuts; `z` is overwritten. Temperature 0 is greedy.
+inline int draw(float *z, int size, float temperature, const Cuts &cuts, uint64_t key) {
+  auto plain = [z](int i, I) { return load<F>(z + i); };
+  if (temperature == 0) return argmax(size, plain).token;
+  for (int i = 0; i < size; i += LANES) store(z + i, load<F>(z + i) / temperature);
+  float least = std::nextafter(-INFINITY, 0.0f);
+  if (cuts.active(size)) least = threshold(z, size, argmax(size, plain).value, cuts);
+  return argmax(size, [&](int i, I at) {
+           F v = load<F>(z + i);
+           I kept = v >= least;
+           return any(kept) ? select(kept, v + gumbel(key, (U)at), splat(-INFINITY)) : splat(-INFINITY);
+         })
+      .token;
+}
+
+} // namespace flare

@@ -1,0 +1,127 @@
+// Vectors of 16 lanes, written with the compiler's own vector types so that one source serves every CPU.
+//
+// Owns loads, conversions, exp, log, reductions and the one instruction that matters: dp4, four 8-bit products added to
+// a 32-bit lane. Surprising rule: nothing here may depend on how many rows are processed together; each row's arithmetic
+// is the same in every batch, which is what makes results independent of batching.
+#pragma once
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+namespace flare {
+
+typedef float F __attribute__((vector_size(64)));
+typedef int32_t I __attribute__((vector_size(64)));
+typedef uint32_t U __attribute__((vector_size(64)));
+typedef uint8_t B __attribute__((vector_size(64)));
+typedef _Float16 H __attribute__((vector_size(32)));
+typedef uint16_t S __attribute__((vector_size(32)));
+typedef int8_t C __attribute__((vector_size(16)));
+
+constexpr int LANES = 16;
+
+template <class V> inline V load(const void *p) {
+  V v;
+  std::memcpy(&v, p, sizeof v);
+  return v;
+}
+template <class V> inline void store(void *p, V v) { std::memcpy(p, &v, sizeof v); }
+
+inline F splat(float x) { return F{} + x; }
+inline I splat(int32_t x) { return I{} + x; }
+inline F half_to_float(const void *p) { return __builtin_convertvector(load<H>(p), F); }
+inline F bf16_to_float(const void *p) { return (F)(__builtin_convertvector(load<S>(p), U) << 16); }
+inline S float_to_bf16(F x) { // round to nearest, ties to even
+  U u = (U)x;
+  return __builtin_convertvector((u + 0x7fff + ((u >> 16) & 1)) >> 16, S);
+}
+inline F select(I mask, F a, F b) { return (F)((mask & (I)a) | (~mask & (I)b)); }
+inline F vmax(F a, F b) { return select(a > b, a, b); }
+inline F vabs(F a) { return (F)((I)a & 0x7fffffff); }
+inline float sum(F v) {
+  float part[LANES];
+  std::memcpy(part, &v, sizeof part);
+  for (int step = 8; step; step /= 2)
+    for (int i = 0; i < step; i++) part[i] += part[i + step];
+  return part[0];
+}
+inline float maximum(F v) {
+  float part[LANES];
+  std::memcpy(part, &v, sizeof part);
+  for (int step = 8; step; step /= 2)
+    for (int i = 0; i < step; i++) part[i] = part[i] > part[i + step] ? part[i] : part[i + step];
+  return part[0];
+}
+inline bool any(I mask) {
+#if defined(__AVX512F__)
+  return _mm512_test_epi32_mask((__m512i)mask, (__m512i)mask) != 0;
+#else
+  int32_t part[LANES], all = 0;
+  std::memcpy(part, &mask, sizeof part);
+  for (int32_t bit : part) all |= bit;
+  return all != 0;
+#endif
+}
+
+// acc[i] += sum over b of w[4i + b] * a.b, where w is unsigned and `a` holds four signed bytes.
+inline I dp4(I acc, B w, int32_t a) {
+#if defined(__AVX512VNNI__)
+  return (I)_mm512_dpbusd_epi32((__m512i)acc, (__m512i)w, _mm512_set1_epi32(a));
+#elif defined(__AVX2__)
+  __m256i w2[2], acc2[2], bytes = _mm256_set1_epi32(a), ones = _mm256_set1_epi16(1), low = _mm256_set1_epi8(15);
+  std::memcpy(w2, &w, sizeof w2);
+  std::memcpy(acc2, &acc, sizeof acc2);
+  for (int i = 0; i < 2; i++) { // two nibbles, since the 16-bit sums of whole bytes would saturate
+    __m256i lo = _mm256_maddubs_epi16(_mm256_and_si256(w2[i], low), bytes);
+    __m256i hi = _mm256_maddubs_epi16(_mm256_and_si256(_mm256_srli_epi16(w2[i], 4), low), bytes);
+    __m256i products = _mm256_add_epi32(_mm256_madd_epi16(lo, ones), _mm256_slli_epi32(_mm256_madd_epi16(hi, ones), 4));
+    acc2[i] = _mm256_add_epi32(acc2[i], products);
+  }
+  std::memcpy(&acc, acc2, sizeof acc);
+  return acc;
+#else
+  I words = (I)w;
+  for (int b = 0; b < 4; b++) acc += ((words >> (8 * b)) & 255) * (int32_t)(int8_t)(a >> (8 * b));
+  return acc;
+#endif
+}
+
+inline F vexp(F x) { // relative error about 1e-7; 0 below -87
+  F n = (x * 1.44269504088896341f + 12582912.f) - 12582912.f;
+  F r = x - n * 0.693359375f;
+  r = r + n * 2.12194440e-4f;
+  F p = splat(1.9875691500e-4f);
+  p = p * r + 1.3981999507e-3f;
+  p = p * r + 8.3334519073e-3f;
+  p = p * r + 4.1665795894e-2f;
+  p = p * r + 1.6666665459e-1f;
+  p = p * r + 5.0000001201e-1f;
+  p = p * (r * r) + r + 1.0f;
+  I live = (x > -87.0f) & (x < 88.0f);
+  I exponent = (__builtin_convertvector(select(live, n, F{}), I) + 127) << 23;
+  F result = p * (F)exponent;
+  return select(x < 88.0f, select(live, result, F{}), splat(INFINITY));
+}
+
+inline F vlog(F x) { // of normal positive numbers; relative error about 1e-7
+  I bits = (I)x - 0x3f3504f3;
+  F e = __builtin_convertvector(bits >> 23, F);
+  F m = (F)((bits & 0x007fffff) + 0x3f3504f3) - 1.0f;
+  F p = splat(7.0376836292e-2f);
+  p = p * m - 1.1514610310e-1f;
+  p = p * m + 1.1676998740e-1f;
+  p = p * m - 1.2420140846e-1f;
+  p = p * m + 1.4249322787e-1f;
+  p = p * m - 1.6668057665e-1f;
+  p = p * m + 2.0000714765e-1f;
+  p = p * m - 2.4999993993e-1f;
+  p = p * m + 3.3333331174e-1f;
+  F m2 = m * m;
+  F y = p * m * m2 + e * -2.12194440e-4f - 0.5f * m2;
+  return m + y + e * 0.693359375f;
+}
+
+} // namespace flare

@@ -1,0 +1,36 @@
+"""The paged KV cache: storage alone.
+
+Owns one tensor of keys and one of values. Surprising rule: keys lie transposed, `[head_dim, page_tokens]` within a
+page, so that one vector instruction scores many positions; values lie `[page_tokens, head_dim]`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from ..models.config import ModelConfig
+
+PAGE_TOKENS = 32
+"""Positions that a page holds: two 16-lane vectors of keys."""
+
+
+def page_bytes(config: ModelConfig, dtype: torch.dtype) -> int:
+    """Bytes of one page over all layers, keys and values."""
+    return 2 * config.layers * config.kv_heads * config.head_dim * PAGE_TOKENS * dtype.itemsize
+
+
+@dataclass(frozen=True, slots=True)
+class KvPages:
+    """Keys `[layers, pages, kv_heads, head_dim, page_tokens]`, values `[layers, pages, kv_heads, page_tokens, head_dim]`."""
+
+    keys: torch.Tensor
+    values: torch.Tensor
+
+    @classmethod
+    def allocate(cls, config: ModelConfig, pages: int, dtype: torch.dtype) -> KvPages:
+        """Zeroed storage; zeros, so that what lies beyond a row's end is finite."""
+        inner = (config.head_dim, PAGE_TOKENS)
+        lead = (config.layers, pages, config.kv_heads)
+        return cls(torch.zeros(*lead, *inner, dtype=dtype), torch.zeros(*lead, *inner[::-1], dtype=dtype))

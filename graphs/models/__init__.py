@@ -1,0 +1,1 @@
+"""Model configurations, the source of their weights, and their reference programs."""

@@ -1,0 +1,79 @@
+"""The fixed inputs and outputs of a replay.
+
+Owns the tensors that a frame is written to and that its results are read from; one set serves every graph, since
+replays follow one another. Does not own state rows. Surprising rule: a decode lane has no token or position in here;
+the program takes both from its state row.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from .rows import ALTERNATIVES_MAX, STOP_TOKENS_MAX
+
+
+@dataclass(frozen=True, slots=True)
+class StepBuffers:
+    """Inputs and outputs for at most L lanes and R prompt rows. int32, but log-probabilities, which are float32.
+
+    Inputs: of each lane its `slot`, `start` position, number of `rows`, whether it `emits`; its history (`seen` distinct
+    tokens: `history_tokens`, `history_counts` [L, H]) and `banned_count` `banned` tokens [L, STOP_TOKENS_MAX]. Of each
+    prompt row its `tokens` and `targets` (-1: not scored).
+    Outputs: of each lane the drawn `token` (-1: none), its `logprob`, and alternatives [L, ALTERNATIVES_MAX]; of each
+    prompt row the target's log-probability and alternatives [R, ALTERNATIVES_MAX].
+    """
+
+    slot: torch.Tensor
+    start: torch.Tensor
+    rows: torch.Tensor
+    emits: torch.Tensor
+    seen: torch.Tensor
+    history_tokens: torch.Tensor
+    history_counts: torch.Tensor
+    banned_count: torch.Tensor
+    banned: torch.Tensor
+    tokens: torch.Tensor
+    targets: torch.Tensor
+    token: torch.Tensor
+    logprob: torch.Tensor
+    top_tokens: torch.Tensor
+    top_logprobs: torch.Tensor
+    row_logprob: torch.Tensor
+    row_top_tokens: torch.Tensor
+    row_top_logprobs: torch.Tensor
+
+    @classmethod
+    def allocate(cls, lanes: int, rows: int, history: int) -> StepBuffers:
+        """Buffers for `lanes` lanes of up to `history` distinct tokens, and `rows` prompt rows."""
+
+        def ints(*shape: int) -> torch.Tensor:
+            return torch.zeros(*shape, dtype=torch.int32)
+
+        return cls(
+            slot=ints(lanes),
+            start=ints(lanes),
+            rows=ints(lanes),
+            emits=ints(lanes),
+            seen=ints(lanes),
+            history_tokens=ints(lanes, history),
+            history_counts=ints(lanes, history),
+            banned_count=ints(lanes),
+            banned=ints(lanes, STOP_TOKENS_MAX),
+            tokens=ints(rows),
+            targets=ints(rows),
+            token=ints(lanes),
+            logprob=torch.zeros(lanes),
+            top_tokens=ints(lanes, ALTERNATIVES_MAX),
+            top_logprobs=torch.zeros(lanes, ALTERNATIVES_MAX),
+            row_logprob=torch.zeros(rows),
+            row_top_tokens=ints(rows, ALTERNATIVES_MAX),
+            row_top_logprobs=torch.zeros(rows, ALTERNATIVES_MAX),
+        )
+
+    @staticmethod
+    def bytes_for(lanes: int, rows: int, history: int) -> int:
+        """Bytes that `allocate` takes."""
+        per_lane = 7 * 4 + 2 * history * 4 + STOP_TOKENS_MAX * 4 + 2 * ALTERNATIVES_MAX * 4
+        return lanes * per_lane + rows * (3 * 4 + 2 * ALTERNATIVES_MAX * 4)

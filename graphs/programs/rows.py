@@ -1,0 +1,136 @@
+"""State rows: what the device remembers of the request in each slot.
+
+Owns the tensors that a binding writes and that every later frame reads and advances. Does not own buffers of one
+frame. Surprising rule: a row is never cleared; a slot's next binding overwrites all of it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from ..frames import Binding
+from ..memory.pages import PAGE_TOKENS
+
+STOP_TOKENS_MAX = 64
+LOGIT_BIAS_MAX = 1024
+ALTERNATIVES_MAX = 20
+
+RUNNING, ENDED_STOP, ENDED_LENGTH = 0, 1, 2
+
+
+@dataclass(frozen=True, slots=True)
+class StateRows:
+    """One row per slot (S). All int32 or float32, but `seed`, int64.
+
+    `pending` is the drawn token that the next decode step consumes, at position `committed - 1`. `remaining` output
+    tokens may still be drawn. `ended` is RUNNING, ENDED_STOP or ENDED_LENGTH. `logprobs` and `prompt_logprobs` are -1
+    where nothing is asked. `page_table` [S, pages of the longest request].
+    """
+
+    generation: torch.Tensor
+    pending: torch.Tensor
+    committed: torch.Tensor
+    remaining: torch.Tensor
+    ended: torch.Tensor
+    page_table: torch.Tensor
+    page_count: torch.Tensor
+    stop_tokens: torch.Tensor
+    stop_count: torch.Tensor
+    temperature: torch.Tensor
+    top_k: torch.Tensor
+    top_p: torch.Tensor
+    min_p: torch.Tensor
+    seed: torch.Tensor
+    presence: torch.Tensor
+    frequency: torch.Tensor
+    repetition: torch.Tensor
+    bias_tokens: torch.Tensor
+    bias_values: torch.Tensor
+    bias_count: torch.Tensor
+    logprobs: torch.Tensor
+    prompt_logprobs: torch.Tensor
+
+    @classmethod
+    def allocate(cls, slots: int, max_model_len: int) -> StateRows:
+        """Rows of nobody: every slot is ended."""
+
+        def ints(*shape: int) -> torch.Tensor:
+            return torch.zeros(slots, *shape, dtype=torch.int32)
+
+        def floats(*shape: int) -> torch.Tensor:
+            return torch.zeros(slots, *shape)
+
+        return cls(
+            generation=torch.full((slots,), -1, dtype=torch.int64),
+            pending=ints(),
+            committed=ints(),
+            remaining=ints(),
+            ended=torch.full((slots,), ENDED_LENGTH, dtype=torch.int32),
+            page_table=ints(-(-max_model_len // PAGE_TOKENS)),
+            page_count=ints(),
+            stop_tokens=ints(STOP_TOKENS_MAX),
+            stop_count=ints(),
+            temperature=floats(),
+            top_k=ints(),
+            top_p=floats(),
+            min_p=floats(),
+            seed=torch.zeros(slots, dtype=torch.int64),
+            presence=floats(),
+            frequency=floats(),
+            repetition=floats(),
+            bias_tokens=ints(LOGIT_BIAS_MAX),
+            bias_values=floats(LOGIT_BIAS_MAX),
+            bias_count=ints(),
+            logprobs=ints(),
+            prompt_logprobs=ints(),
+        )
+
+    def bind(self, slot: int, generation: int, binding: Binding) -> None:
+        """Give the row to a fresh generation. The binding has been checked."""
+        sampling = binding.sampling
+        self.generation[slot] = generation
+        self.committed[slot] = 0
+        self.remaining[slot] = binding.output_limit
+        self.ended[slot] = RUNNING
+        self.page_count[slot] = len(binding.pages)
+        self.page_table[slot, : len(binding.pages)] = torch.tensor(binding.pages, dtype=torch.int32)
+        self.stop_count[slot] = len(binding.stop_tokens)
+        self.stop_tokens[slot, : len(binding.stop_tokens)] = torch.tensor(binding.stop_tokens, dtype=torch.int32)
+        self.temperature[slot] = sampling.temperature
+        self.top_k[slot] = sampling.top_k
+        self.top_p[slot] = sampling.top_p
+        self.min_p[slot] = sampling.min_p
+        self.seed[slot] = sampling.seed
+        self.presence[slot] = sampling.presence_penalty
+        self.frequency[slot] = sampling.frequency_penalty
+        self.repetition[slot] = sampling.repetition_penalty
+        self.bias_count[slot] = len(sampling.logit_bias)
+        for index, (token, value) in enumerate(sampling.logit_bias):
+            self.bias_tokens[slot, index] = token
+            self.bias_values[slot, index] = value
+        self.logprobs[slot] = -1 if binding.logprobs is None else binding.logprobs
+        self.prompt_logprobs[slot] = -1 if binding.prompt_logprobs is None else binding.prompt_logprobs
+
+
+def check_binding(binding: Binding, pages: int, table_pages: int, vocab: int) -> None:
+    """Raise ValueError if a row cannot hold the binding, naming the field and its limit."""
+    sampling = binding.sampling
+    for name, value, limit in (
+        ("pages", len(binding.pages), table_pages),
+        ("stop_tokens", len(binding.stop_tokens), STOP_TOKENS_MAX),
+        ("sampling.logit_bias", len(sampling.logit_bias), LOGIT_BIAS_MAX),
+        ("logprobs", binding.logprobs or 0, ALTERNATIVES_MAX),
+        ("prompt_logprobs", binding.prompt_logprobs or 0, ALTERNATIVES_MAX),
+    ):
+        if value > limit:
+            raise ValueError(f"binding: {name} is {value} long or large; at most {limit}")
+    if any(not 0 <= page < pages for page in binding.pages):
+        raise ValueError(f"binding: pages must be in [0, {pages})")
+    if any(not 0 <= token < vocab for token, _ in sampling.logit_bias):
+        raise ValueError(f"binding: sampling.logit_bias names a token outside [0, {vocab})")
+    if not 0 <= sampling.seed < 2**63:
+        raise ValueError(f"binding: sampling.seed is {sampling.seed}; it must be in [0, 2**63)")
+    if sampling.top_k < 0:
+        raise ValueError(f"binding: sampling.top_k is {sampling.top_k}; it must be at least 0")

@@ -1,0 +1,1 @@
+"""Readers of model files: configuration and weights from GGUF and safetensors."""

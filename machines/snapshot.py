@@ -1,0 +1,116 @@
+"""Taking a view: the snapshot of scheduling state that one decision reads.
+
+Owns the projection of queued frames into copies of prices, ages and output left, and the decision's shared scale.
+Changes nothing. Surprising rule: exponentials are taken here, so that `select` needs none (docs/scheduling.md,
+"Decisions that can be taken again").
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TypeAlias
+
+from .accounting import Accounting
+from .ids import RequestHandle
+from .prices import log_scale_for
+from .request import Request, RequestState
+from .selection.view import GraphRow, Phase, PolicyRow, QueuedFrame, RequestRow, View
+from .slot import FrameSlot
+
+QueuedOutputs: TypeAlias = dict[RequestHandle, tuple[int, int | None]]
+"""By handle: output tokens in flight, and the expected finish of the last frame that delivers to it (None: none)."""
+
+
+def phase_of(request: Request) -> Phase:
+    """What a runnable request needs next."""
+    if request.state is RequestState.DECODING:
+        return Phase.DECODE
+    return Phase.SCORED_PREFILL if request.spec.scored else Phase.PREFILL
+
+
+def take_view(
+    now_ns: int,
+    *,
+    policy: PolicyRow,
+    graphs: tuple[GraphRow, ...],
+    requests: Sequence[Request],
+    frames: Sequence[FrameSlot],
+    accounting: Accounting,
+    free_slots: int,
+    free_pages: int,
+    queued_requests: int,
+    queued_tokens: int,
+) -> View:
+    """The view at `now_ns` of runnable `requests` in slot order and of `frames` in flight, oldest first."""
+    ends = [frame.submit.expected_finish_ns for frame in frames if frame.submit is not None]
+    planning_ns = max([now_ns, *ends])
+    queued = queued_outputs(frames)
+    logs = accounting.projected(requests, frames)
+    log_scale = log_scale_for([log for pair in logs for log in pair if log is not None])
+    rows = []
+    for request, (log_token, log_delivery) in zip(requests, logs, strict=True):
+        handle = request.handle
+        assert handle is not None
+        outputs, delivered_ns = queued.get(handle, (0, None))
+        since_ns = request.visible_at_ns if delivered_ns is None else delivered_ns
+        phase = phase_of(request)
+        rows.append(
+            RequestRow(
+                slot=handle.slot,
+                generation=handle.generation,
+                phase=phase,
+                position=request.consumed,
+                prompt_tokens=request.spec.prompt_tokens,
+                boundary=request.boundary(),
+                next_endpoint=request.next_endpoint(),
+                output_left=max(0, request.spec.max_tokens - request.produced - outputs),
+                token_price=None if log_token is None else math.exp(log_token - log_scale),
+                delivery_price=None if log_delivery is None else math.exp(log_delivery - log_scale),
+                age_ms=max(0, planning_ns - since_ns) / 1e6 if phase is Phase.DECODE else 0.0,
+                last_commit=request.last_fence,
+                needs_feedback=request.spec.needs_feedback,
+            )
+        )
+    return View(
+        now_ns=now_ns,
+        planning_ns=planning_ns,
+        overrun=bool(ends) and now_ns > ends[0],
+        policy=policy,
+        log_scale=log_scale,
+        value_scale=math.exp(-log_scale),
+        graphs=graphs,
+        requests=tuple(rows),
+        window=_window(frames),
+        free_slots=free_slots,
+        free_pages=free_pages,
+        queued_requests=queued_requests,
+        queued_tokens=queued_tokens,
+    )
+
+
+def queued_outputs(frames: Sequence[FrameSlot]) -> QueuedOutputs:
+    """What `frames` in flight will bring to each request, at most."""
+    queued: QueuedOutputs = {}
+    for frame in frames:
+        if frame.commit is None or frame.submit is None:
+            continue
+        for work in frame.commit.plan.lanes:
+            handle = RequestHandle(work.slot, work.generation)
+            outputs, delivered_ns = queued.get(handle, (0, None))
+            finish_ns = frame.submit.expected_finish_ns if work.delivers else delivered_ns
+            queued[handle] = (outputs + int(work.emits), finish_ns)
+    return queued
+
+
+def _window(frames: Sequence[FrameSlot]) -> tuple[QueuedFrame, ...]:
+    return tuple(
+        QueuedFrame(
+            frame.commit.fence,
+            frame.commit.plan.shape,
+            frame.submit.expected_finish_ns,
+            tuple(work.slot for work in frame.commit.plan.lanes),
+        )
+        for frame in frames
+        if frame.commit is not None and frame.submit is not None
+    )

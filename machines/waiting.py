@@ -1,0 +1,113 @@
+"""Accepted requests that wait for a slot, and which of them is next.
+
+Owns the bounded queue and the service that each client has had. Does not own slots or pages. Surprising rule: a client
+that comes back after a pause starts at the least service of the clients that are busy, so that nobody saves up a claim
+by being away (Sheng et al., "Fairness in Serving Large Language Models", arXiv:2401.00588).
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from dataclasses import dataclass, field
+
+from .ids import RequestId
+from .request import Request
+
+PROMPT_WEIGHT = 1
+OUTPUT_WEIGHT = 2
+"""Weights of a prompt token and an output token in a client's service, as in the paper above."""
+
+IDLE_CLIENTS_MAX = 1024
+"""Clients without requests that are remembered; beyond it the longest idle is forgotten."""
+
+
+@dataclass(slots=True)
+class _Client:
+    service: int = 0
+    active: int = 0
+    waiting: deque[Request] = field(default_factory=deque)
+
+
+class WaitingQueue:
+    """First come, first served within a client; the client with the least token-weighted service first."""
+
+    __slots__ = ("_clients", "_idle", "_requests", "_requests_max", "_tokens", "_tokens_max")
+
+    def __init__(self, requests_max: int | None, tokens_max: int | None) -> None:
+        self._requests_max = requests_max
+        self._tokens_max = tokens_max
+        self._clients: dict[str, _Client] = {}
+        self._idle: OrderedDict[str, _Client] = OrderedDict()
+        self._requests = 0
+        self._tokens = 0
+
+    @property
+    def requests(self) -> int:
+        """Requests that wait."""
+        return self._requests
+
+    @property
+    def tokens(self) -> int:
+        """Prompt tokens of the requests that wait."""
+        return self._tokens
+
+    def refuses(self, requests: int, tokens: int, slots_free: int) -> bool:
+        """Whether the queue has no room for so many more. Requests that find a free slot at once do not queue.
+
+        While others wait, a slot is free only for want of pages, and nobody finds it.
+        """
+        beyond = requests if self._requests else max(0, requests - slots_free)
+        if self._requests_max is not None and beyond and self._requests + beyond > self._requests_max:
+            return True
+        return self._tokens_max is not None and beyond > 0 and self._tokens + tokens > self._tokens_max
+
+    def push(self, request: Request) -> None:
+        """Add a request behind its client's others."""
+        name = request.spec.client
+        client = self._clients.get(name)
+        if client is None:
+            client = self._idle.pop(name, None) or _Client()
+            least = min((other.service for other in self._clients.values()), default=0)
+            client.service = max(client.service, least)
+            self._clients[name] = client
+        client.active += 1
+        client.waiting.append(request)
+        self._requests += 1
+        self._tokens += request.spec.prompt_tokens
+
+    def head(self) -> Request | None:
+        """The request that the next free slot goes to; among clients of equal service the earliest arrival."""
+        fronts = [(client.service, client.waiting[0].id) for client in self._clients.values() if client.waiting]
+        if not fronts:
+            return None
+        _, chosen = min(fronts)
+        return next(c.waiting[0] for c in self._clients.values() if c.waiting and c.waiting[0].id == chosen)
+
+    def remove(self, request: Request) -> None:
+        """Take a waiting request out, because it is admitted or cancelled."""
+        self._clients[request.spec.client].waiting.remove(request)
+        self._requests -= 1
+        self._tokens -= request.spec.prompt_tokens
+
+    def serve(self, client: str, prompt_tokens: int, output_tokens: int) -> None:
+        """Count validated service of one of a client's requests."""
+        self._clients[client].service += PROMPT_WEIGHT * prompt_tokens + OUTPUT_WEIGHT * output_tokens
+
+    def leave(self, client_name: str) -> None:
+        """Say that one of a client's requests has retired."""
+        client = self._clients[client_name]
+        client.active -= 1
+        if client.active == 0:
+            del self._clients[client_name]
+            self._idle[client_name] = client
+            if len(self._idle) > IDLE_CLIENTS_MAX:
+                self._idle.popitem(last=False)
+
+    def service(self, client: str) -> int:
+        """Token-weighted service of a client that is known; 0 of any other."""
+        known = self._clients.get(client) or self._idle.get(client)
+        return known.service if known else 0
+
+    def waiting_ids(self) -> list[RequestId]:
+        """Ids of all waiting requests, in order of arrival."""
+        return sorted(request.id for client in self._clients.values() for request in client.waiting)

@@ -1,0 +1,77 @@
+"""Policies: the presets' coefficients, files that overlay them, and refusals by name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from flare.config.loader import load_policy
+from flare.config.schema import ConfigError, Policy
+
+BALANCED = Policy(
+    output_token_value=64,
+    token_fairness=16,
+    delivery_fairness=4,
+    decode_age_price=0.1,
+    terminal_value=256,
+    terminal_age_price=1,
+    adaptation_ms=100,
+    estimate_ttl_ms=30_000,
+    newcomer_share=8,
+)
+
+
+def test_balanced_is_the_documented_set() -> None:
+    assert load_policy("balanced") == BALANCED
+    assert BALANCED.estimate_ttl_ns == 30_000_000_000
+
+
+def test_throughput_drops_cadence_alone() -> None:
+    assert load_policy("throughput") == msgspec.structs.replace(BALANCED, delivery_fairness=0, decode_age_price=0)
+
+
+def test_terminal_coefficients_replace_those_of_any_policy(tmp_path: Path) -> None:
+    file = tmp_path / "mine.toml"
+    file.write_text("terminal_value = 7\ntoken_fairness = 0\n", encoding="utf-8")
+    assert load_policy(str(file)) == msgspec.structs.replace(BALANCED, terminal_value=7, token_fairness=0)
+    policy = load_policy(str(file), terminal_value=0, terminal_age_price=2)
+    assert (policy.terminal_value, policy.terminal_age_price) == (0, 2)
+
+
+@pytest.mark.parametrize("key", msgspec.structs.asdict(BALANCED))
+@pytest.mark.parametrize("value", ["nan", "inf", "-inf", "-1", "1e300", "true", '"64"'])
+def test_no_coefficient_takes_what_is_not_a_sane_number(tmp_path: Path, key: str, value: str) -> None:
+    file = tmp_path / "bad.toml"
+    file.write_text(f"{key} = {value}\n", encoding="utf-8")
+    with pytest.raises(ConfigError, match=rf"bad\.toml: {key}"):
+        load_policy(str(file))
+
+
+@pytest.mark.parametrize("key", ["adaptation_ms", "estimate_ttl_ms", "newcomer_share"])
+def test_times_and_shares_are_positive(tmp_path: Path, key: str) -> None:
+    file = tmp_path / "bad.toml"
+    file.write_text(f"{key} = 0\n", encoding="utf-8")
+    with pytest.raises(ConfigError, match=key):
+        load_policy(str(file))
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -1.0])
+def test_bad_replacements_are_named(value: float) -> None:
+    with pytest.raises(ConfigError, match="scheduler_terminal_value"):
+        load_policy("balanced", terminal_value=value)
+    with pytest.raises(ConfigError, match="scheduler_terminal_age_price"):
+        load_policy("balanced", terminal_age_price=value)
+
+
+def test_an_unknown_preset_lists_those_that_exist() -> None:
+    with pytest.raises(ConfigError, match=r"fastest.*balanced, throughput"):
+        load_policy("fastest")
+
+
+def test_an_unknown_key_names_the_nearest(tmp_path: Path) -> None:
+    file = tmp_path / "bad.toml"
+    file.write_text("token_fairnes = 1\n", encoding="utf-8")
+    with pytest.raises(ConfigError, match=r"token_fairnes: unknown key; did you mean token_fairness"):
+        load_policy(str(file))

@@ -1,0 +1,181 @@
+"""`flare explain`: decisions taken again, equal to the last bit, and told in words."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import msgspec
+import pytest
+from rich.console import Console
+
+from flare.cli import main
+from flare.explain import check_all, differences, explain_plan, why
+from flare.machines.ids import Fence
+from flare.machines.selection.select import select
+from flare.machines.selection.view import View
+from flare.trace_events import PlanCommitted, plan_committed
+from flare.trace_reader import TraceError, find_plan, read_plans
+from tests.machines.build import decode_shape, decoder, graph, prefill_shape, prompt, queued, view
+
+from .traces import committed, write_trace
+
+
+def shown(console: Console) -> str:
+    file = console.file
+    assert isinstance(file, io.StringIO)
+    return file.getvalue()
+
+
+@pytest.fixture
+def console() -> Console:
+    return Console(file=io.StringIO(), width=200)
+
+
+def sentence(seen: View) -> str:
+    return why(select(seen, explain=True), seen)
+
+
+def plan_for(seen: View) -> PlanCommitted:
+    plan = select(seen).plan
+    assert plan is not None
+    return plan_committed(1, Fence(1), plan, seen, with_view=True)
+
+
+def test_every_logged_decision_comes_out_the_same(tmp_path: Path, console: Console) -> None:
+    path = tmp_path / "trace.jsonl"
+    plans = committed(300)
+    write_trace(path, plans)
+    assert list(read_plans(path)) == plans
+    assert check_all(console, path)
+    assert "300 decisions taken again: 300 identical, 0 different" in shown(console)
+
+
+def test_a_changed_decision_is_found_and_named(tmp_path: Path, console: Console) -> None:
+    path = tmp_path / "trace.jsonl"
+    plans = committed(5)
+    plans[2] = msgspec.structs.replace(plans[2], score=plans[2].score * (1 + 1e-15))
+    write_trace(path, plans)
+    assert not check_all(console, path)
+    assert "plan 3: score: was" in shown(console)
+    assert "5 decisions taken again: 4 identical, 1 different" in shown(console)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("shape", "decode/b64"), ("lanes", ()), ("duration_ns", 1), ("log_scale", 0.5), ("observation_age_ns", -1)],
+)
+def test_each_field_is_compared(field: str, value: object) -> None:
+    seen = view([graph(decode_shape(1), 5.0)], [decoder(0)])
+    logged = plan_for(seen)
+    plan = select(seen).plan
+    assert differences(logged, plan) == []
+    (found,) = differences(msgspec.structs.replace(logged, **{field: value}), plan)
+    assert found.startswith(f"{field}: was {value!r}, now ")
+    assert differences(logged, None)
+
+
+def test_the_table_has_all_candidates_and_why_they_lost(console: Console) -> None:
+    seen = view(
+        [graph(decode_shape(1), 5.0), graph(decode_shape(2), 6.0), graph(prefill_shape(64), 30.0)],
+        [decoder(0), decoder(1), prompt(2, 60)],
+    )
+    decision = select(seen, explain=True)
+    assert explain_plan(console, plan_for(seen), limit=40)
+    text = shown(console)
+    for candidate in decision.candidates:
+        assert candidate.shape.name in text
+        assert candidate.lost is None or candidate.lost in text
+    assert sum(1 for candidate in decision.candidates if candidate.lost is None) == 1
+    assert "The same as logged." in text
+    assert "3 resident requests" in text
+
+
+def test_a_limit_hides_candidates_and_says_so(console: Console) -> None:
+    seen = view([graph(decode_shape(1), 5.0), graph(prefill_shape(64), 90.0)], [decoder(0), prompt(1, 60)])
+    hidden = len(select(seen, explain=True).candidates) - 1
+    assert explain_plan(console, plan_for(seen), limit=1)
+    assert f"{hidden} more candidates" in shown(console)
+
+
+def test_the_sentence_tells_a_win_by_value() -> None:
+    text = sentence(view([graph(decode_shape(1), 5.0), graph(prefill_shape(64), 90.0)], [decoder(0), prompt(1, 60)]))
+    assert text.startswith("prefill/t64 for slot 1 wins with ")
+    assert "more than decode/b1 for 1 request, the next best." in text
+
+
+def test_the_sentence_tells_a_win_by_not_being_known() -> None:
+    text = sentence(view([graph(decode_shape(1)), graph(prefill_shape(64), 30.0)], [decoder(0), prompt(1, 60)]))
+    assert "not known yet, and an unknown graph goes before the known ones" in text
+
+
+def test_the_sentence_tells_a_lone_candidate() -> None:
+    assert "there is no other candidate" in sentence(view([graph(decode_shape(1), 5.0)], [decoder(0)]))
+
+
+def test_the_sentence_tells_a_wait_and_an_empty_server() -> None:
+    waiting = view(
+        [graph(decode_shape(1), 500.0), graph(prefill_shape(64), 5.0)],
+        [decoder(0), prompt(1, 64, token_price=80.0)],
+        window=(queued(decode_shape(1), 0, fence=12),),
+    )
+    text = sentence(waiting)
+    assert "prefill/t64 for slot 1 wins" in text
+    assert "nothing is submitted until frame 12 ends" in text
+    assert sentence(view([graph(decode_shape(1), 5.0)], [])) == "Nothing is submitted: nothing_ready."
+
+
+def test_a_trace_without_views_is_refused_with_the_remedy(tmp_path: Path, console: Console) -> None:
+    path = tmp_path / "trace.jsonl"
+    write_trace(path, [msgspec.structs.replace(plan, view=msgspec.UNSET) for plan in committed(2)])
+    with pytest.raises(TraceError, match="--trace-views"):
+        check_all(console, path)
+
+
+def test_a_line_that_a_crash_cut_is_passed_over_and_any_other_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "trace.jsonl"
+    write_trace(path, committed(3))
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-40])
+    assert [plan.n for plan in read_plans(path)] == [1, 2]
+    path.write_bytes(whole + b'{"event":"plan.committed","n":"four"}\n')
+    with pytest.raises(TraceError, match="line 5"):
+        list(read_plans(path))
+
+
+def test_a_plan_that_is_not_there_is_told_with_those_that_are(tmp_path: Path) -> None:
+    path = tmp_path / "trace.jsonl"
+    write_trace(path, committed(3))
+    assert find_plan(path, 2).n == 2
+    with pytest.raises(TraceError, match="has plans 1 to 3, not plan 9"):
+        find_plan(path, 9)
+    path.write_text("")
+    with pytest.raises(TraceError, match="has no committed plan"):
+        find_plan(path, 1)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status"),
+    [
+        (["--plan", "2"], 0),
+        (["--all"], 0),
+        (["--plan", "9"], 2),
+        ([], 2),
+        (["--plan", "1", "--all"], 2),
+    ],
+)
+def test_the_command_ends_with_a_telling_status(tmp_path: Path, arguments: list[str], status: int) -> None:
+    path = tmp_path / "trace.jsonl"
+    write_trace(path, committed(3))
+    with pytest.raises(SystemExit) as ended:
+        main(["explain", str(path), *arguments])
+    assert ended.value.code == status
+
+
+def test_the_command_fails_when_a_decision_differs(tmp_path: Path) -> None:
+    path = tmp_path / "trace.jsonl"
+    write_trace(path, [msgspec.structs.replace(plan, duration_ns=plan.duration_ns + 1) for plan in committed(1)])
+    for arguments in (["--plan", "1"], ["--all"]):
+        with pytest.raises(SystemExit) as ended:
+            main(["explain", str(path), *arguments])
+        assert ended.value.code == 1

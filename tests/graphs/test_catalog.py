@@ -1,0 +1,95 @@
+"""The catalog: what a recipe gives a server, and recipes that are refused by name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from flare.config.loader import load_recipe
+from flare.config.schema import ConfigError
+from flare.graphs.catalog import build_catalog, padded_concurrency
+
+CPU = load_recipe("cpu")
+
+
+def names(max_num_seqs: int, max_prefill_tokens: int) -> list[str]:
+    return [shape.name for shape in build_catalog(CPU, max_num_seqs, max_prefill_tokens)]
+
+
+def test_padded_concurrency_is_the_next_power_of_two() -> None:
+    for slots in range(1, 65):
+        padded = padded_concurrency(slots)
+        assert padded.bit_count() == 1
+        assert padded // 2 < slots <= padded
+
+
+@pytest.mark.parametrize("slots", [0, -1, 65])
+def test_slots_out_of_range_are_refused(slots: int) -> None:
+    with pytest.raises(ConfigError, match="max_num_seqs"):
+        padded_concurrency(slots)
+
+
+def test_decode_batches_go_through_the_padded_concurrency() -> None:
+    assert names(12, 64)[:5] == ["decode/b1", "decode/b2", "decode/b4", "decode/b8", "decode/b16"]
+    assert names(12, 64)[5:] == ["prefill/t64", "scored_prefill/t64"]
+    assert names(1, 64) == ["decode/b1", "prefill/t64", "scored_prefill/t64"]
+    assert "decode/b64" in names(33, 64)
+
+
+def test_prefill_capacities_are_powers_of_two_through_the_maximum() -> None:
+    catalog = build_catalog(CPU, 16, 512)
+    for kind in ("prefill", "scored_prefill"):
+        assert [shape.prefill_tokens for shape in catalog if shape.kind == kind] == [64, 128, 256, 512]
+    assert len(set(catalog)) == len(catalog)
+
+
+@pytest.mark.parametrize("tokens", [0, 63, 100, 500, 1 << 20])
+def test_a_maximum_that_is_no_capacity_is_refused(tokens: int) -> None:
+    with pytest.raises(ConfigError, match="max_prefill_tokens"):
+        build_catalog(CPU, 16, tokens)
+
+
+@pytest.mark.parametrize(
+    ("key", "values", "message"),
+    [
+        ("decode_batches", (1, 2, 2), "decode_batches: 2 is listed twice"),
+        ("decode_batches", (1, 4, 2), "decode_batches: 2 follows 4"),
+        ("decode_batches", (1, 128), "decode_batches: 128 is not from 1 to 64"),
+        ("decode_batches", (0, 1), "decode_batches: 0 is not"),
+        ("decode_batches", (), "no decode graph"),
+        ("decode_batches", (32,), "no decode graph"),
+        ("prefill_tokens", (64, 64), "prefill_tokens: 64 is listed twice"),
+        ("prefill_tokens", (128, 64), "prefill_tokens: 64 follows 128"),
+        ("prefill_tokens", (-64, 64), "prefill_tokens: -64 is not"),
+        ("scored_prefill_tokens", (64, 64), "scored_prefill_tokens: 64 is listed twice"),
+        ("scored_prefill_tokens", (), "no scored_prefill graph"),
+    ],
+)
+def test_a_bad_recipe_is_refused_by_name(key: str, values: tuple[int, ...], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        build_catalog(msgspec.structs.replace(CPU, **{key: values}), 16, 64)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('name = "x"\nprefill_tokens = [64]\ndecode_batches = [1]', "missing scored_prefill_tokens"),
+        ('name = "x"\nprefill_token = [64]', "prefill_token: unknown key; did you mean prefill_tokens"),
+        ("decode_batches = [1, 128]", "decode_batches"),
+        ("decode_batches = [1.5]", "decode_batches"),
+        ("prefill_tokens = [0]", "prefill_tokens"),
+        ("prefill_tokens = 64", "prefill_tokens"),
+    ],
+)
+def test_a_bad_recipe_file_is_refused_by_name(tmp_path: Path, text: str, message: str) -> None:
+    file = tmp_path / "mine.toml"
+    file.write_text(text, encoding="utf-8")
+    with pytest.raises(ConfigError, match=message):
+        load_recipe(str(file))
+
+
+def test_an_unknown_recipe_lists_those_that_exist() -> None:
+    with pytest.raises(ConfigError, match=r"gpu.*cpu"):
+        load_recipe("gpu")

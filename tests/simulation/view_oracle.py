@@ -1,0 +1,66 @@
+"""What a view must say, from the second account.
+
+Owns the comparison of a view with `oracle.Oracle`: projection, ages, prices and their common scale. Surprising rule:
+prices are compared as logarithms with the scale added back, so that it does not matter which scale was chosen.
+"""
+
+from __future__ import annotations
+
+import math
+
+from flare.machines.selection.view import Phase, RequestRow, View
+
+from .oracle import Flight, Known, Oracle, Stage, close
+from .price_oracle import log_price
+
+
+def check_view(oracle: Oracle, view: View, now_ns: int) -> None:
+    """Raise AssertionError where `view` differs from what `oracle` knows."""
+    flights = oracle.flights
+    planning_ns = max([now_ns, *(flight.finish_ns for flight in flights)])
+    assert (view.now_ns, view.planning_ns) == (now_ns, planning_ns)
+    assert view.overrun == (bool(flights) and now_ns > flights[0].finish_ns)
+    window = [(frame.fence, frame.shape, frame.expected_finish_ns) for frame in view.window]
+    assert window == [(flight.fence, flight.shape, flight.finish_ns) for flight in flights]
+    assert math.isclose(view.value_scale, math.exp(-view.log_scale)) and view.log_scale >= 0.0
+    live = sorted((known.handle, known) for known in oracle.requests.values() if known.live and known.handle)
+    assert [(row.slot, row.generation) for row in view.requests] == [handle for handle, _ in live]
+    for row, (_, known) in zip(view.requests, live, strict=True):
+        _check_row(oracle, known, row, view)
+    for graph in view.graphs:
+        seen_ns = oracle.seen_ns.get(graph.shape)
+        assert (graph.duration_ns > 0) == (seen_ns is not None)
+        assert graph.stale == (seen_ns is not None and now_ns - seen_ns > oracle.ttl_ns)
+
+
+def _check_row(oracle: Oracle, known: Known, row: RequestRow, view: View) -> None:
+    spec, serving = known.spec, [flight for flight in oracle.flights if known.id in flight.lanes]
+    phase = Phase.DECODE if known.stage is Stage.DECODE else Phase.SCORED_PREFILL if spec.scored else Phase.PREFILL
+    assert row.phase is phase
+    assert (row.position, row.prompt_tokens, row.boundary) == (known.consumed, spec.prompt_tokens, known.boundary)
+    endpoints = [end for end in (*spec.messages, spec.prompt_tokens) if end > known.consumed]
+    assert row.next_endpoint == min(endpoints, default=spec.prompt_tokens)
+    emitted = sum(flight.lanes[known.id].work.emits for flight in serving)
+    assert row.output_left == spec.max_tokens - known.produced - emitted
+    assert (row.last_commit, row.needs_feedback) == (known.last_fence, spec.needs_feedback)
+    assert row.age_ms >= 0.0
+    if phase is Phase.DECODE:
+        finishes = [flight.finish_ns for flight in serving if flight.lanes[known.id].work.delivers]
+        since_ns = max(finishes, default=known.visible_ns)
+        assert math.isclose(row.age_ms, max(0, view.planning_ns - since_ns) / 1e6)
+    queued = [_expected(flight, known) for flight in oracle.flights if known.id in flight.token_rates]
+    rates = known.rates.projected([frame for frame in queued if frame[2] > 0], oracle.adaptation_ms)
+    for price, rate in zip((row.token_price, row.delivery_price), rates, strict=True):
+        assert (price is None) == (rate is None)
+        if price is not None and rate is not None:
+            assert math.isfinite(price) and price >= 0.0
+            log = log_price(rate)
+            # A price that vanishes beside the greatest of its view is worth nothing; its logarithm is lost.
+            assert close(math.log(price) + view.log_scale, log) if price > 1e-290 else log - view.log_scale < -600.0
+
+
+def _expected(flight: Flight, known: Known) -> tuple[float, bool, int]:
+    lane = flight.lanes.get(known.id)
+    if lane is None:
+        return 0.0, False, flight.duration_ns
+    return lane.work.expected_tokens, lane.work.delivers, flight.duration_ns

@@ -1,0 +1,352 @@
+"""A whole server in virtual time: scheduler, selector and simulated device, driven by a seed.
+
+Owns time, the load, the faults and what a driver would do with effects; `python -m tests.simulation SEED` runs one
+world again. Does not own what is right (`oracle`). Surprising rule: like the server it decides only after all events of
+an instant; unlike the server it sometimes commits a plan long after it was chosen.
+"""
+
+from __future__ import annotations
+
+import functools
+import heapq
+import itertools
+import random
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
+
+from flare.graphs.frames import Completion, Frame, LaneResult
+from flare.graphs.sim.core import SimCore
+from flare.graphs.sim.timing import Fault, Faults
+from flare.machines.durations import DurationTable
+from flare.machines.events import (
+    Arrive,
+    CancelRequest,
+    CompleteFrame,
+    CompletionRecord,
+    Deliver,
+    Event,
+    HostStop,
+    Published,
+    RequestLost,
+    RequestMoved,
+    SubmitFrame,
+)
+from flare.machines.graph import GraphKind
+from flare.machines.ids import Fence, RequestHandle, RequestId
+from flare.machines.pages import PagePool
+from flare.machines.request import EndReason
+from flare.machines.scheduler import CommitRefused, Scheduler
+from flare.machines.selection.codec import decode_decision, decode_view, encode_decision, encode_view
+from flare.machines.selection.select import select
+from flare.machines.selection.view import Plan, View
+from flare.machines.waiting import WaitingQueue
+
+from .host import TOKENS, Host
+from .malformed import spoil
+from .oracle import Oracle, Stage
+from .scenario import MS, Scenario
+from .view_oracle import check_view
+
+STAGES = ("queued", "prefilling", "in_flight", "decoding", "ended", "any")
+STEPS_MAX = 20_000
+
+
+class World:
+    """One seed. `run` raises AssertionError, or whatever broke."""
+
+    def __init__(self, scenario: Scenario, tell: Callable[[str], None] = lambda _line: None) -> None:
+        self.scenario, self.tell = scenario, tell
+        self.rng = random.Random(scenario.seed + 2)
+        self.now_ns = self.rng.choice((0, 1, 10**15))
+        self.scheduler = Scheduler(
+            scenario.catalog,
+            scenario.policy,
+            slots=scenario.slots,
+            pages=PagePool(scenario.pages, scenario.page_tokens),
+            waiting=WaitingQueue(scenario.requests_max, scenario.tokens_max),
+            durations=DurationTable(scenario.catalog, scenario.estimate_ttl_ns),
+            adaptation_ms=scenario.adaptation_ms,
+        )
+        self.faults: dict[Fence, Fault] = {}
+        self.sim = SimCore(
+            scenario.slots,
+            scenario.pages,
+            scenario.page_tokens,
+            scenario.duration(),
+            tokens=TOKENS,
+            faults=Faults(self.faults, late_ns=self.rng.choice((MS, 30 * MS))),
+            strict=True,
+        )
+        self.sim.prepare(scenario.catalog)
+        self.oracle = Oracle(
+            scenario.slots,
+            scenario.pages,
+            scenario.page_tokens,
+            scenario.policy.newcomer_share,
+            scenario.adaptation_ms,
+            scenario.estimate_ttl_ns,
+        )
+        self.queue: list[tuple[int, float, int, Callable[[], None]]] = []
+        self.hosts: dict[RequestId, Host] = {}
+        self.cancel_at: dict[RequestId, str] = {}
+        self.submitted: deque[Frame] = deque()
+        self.order = itertools.count()
+        self.last_id = 0
+        self.calm = False
+        self.awaits_completion = False
+        self.counts: Counter[str] = Counter()
+
+    # Time
+
+    def later(self, delay_ns: int, action: Callable[[], None]) -> None:
+        """Do something in `delay_ns`; what falls on one instant happens in an order that the seed shuffles."""
+        heapq.heappush(self.queue, (self.now_ns + delay_ns, self.rng.random(), next(self.order), action))
+
+    def run(self, events: int) -> None:
+        """Load with faults for so many events, then none; everything must come to its end."""
+        self.later(0, self.arrivals)
+        while self.counts["events"] < events:
+            self.instant()
+        self.calm = True
+        self.faults.clear()
+        for _ in range(STEPS_MAX):
+            if self.scheduler.idle and not self.queue:
+                break
+            assert self.queue, "nothing is under way, and requests are left"
+            self.instant()
+        assert self.scheduler.idle and not self.oracle.requests and not self.hosts
+        assert self.scheduler.free_slots == self.scenario.slots
+        assert self.scheduler.pages.free == self.scenario.pages
+        assert self.scheduler.waiting.requests == self.scheduler.waiting.tokens == 0
+
+    def instant(self) -> None:
+        """All events of the next instant, then decisions."""
+        self.now_ns = self.queue[0][0]
+        due = []
+        while self.queue and self.queue[0][0] == self.now_ns:
+            due.append(heapq.heappop(self.queue)[3])
+        for action in due:
+            action()
+        self.decide()
+
+    # Load
+
+    def arrivals(self) -> None:
+        """A burst of requests, then a pause."""
+        if self.calm:
+            return
+        scenario = self.scenario
+        for index in range(self.rng.randint(1, scenario.burst)):
+            self.later(index * scenario.gap_ns, self.arrive)
+        self.later(scenario.burst * scenario.gap_ns + self.rng.randint(0, scenario.idle_ns) + MS, self.arrivals)
+
+    def arrive(self) -> None:
+        """A request, unless the queue refuses it."""
+        if self.calm:
+            return
+        spec, waiting = self.scenario.spec(self.rng), self.scheduler.waiting
+        if waiting.refuses(1, spec.prompt_tokens, self.scheduler.free_slots):
+            assert self.scenario.requests_max is not None or self.scenario.tokens_max is not None
+            self.counts["refused"] += 1
+            self.counts["events"] += 1
+            return
+        self.last_id += 1
+        request = RequestId(self.last_id)
+        self.hosts[request] = Host(request, spec)
+        if self.rng.random() < self.scenario.rates.cancel:
+            self.cancel_at[request] = self.rng.choice(STAGES)
+            if self.cancel_at[request] == "any":
+                self.later(self.rng.randint(0, 100) * MS, lambda: self.cancel(request))
+        self.oracle.arrive(request, spec)
+        self.apply(Arrive(request, spec))
+        limit = self.scenario.requests_max
+        assert limit is None or waiting.requests <= limit + 1
+        self.reached(request, "queued")
+
+    def reached(self, request: RequestId, stage: str) -> None:
+        """Cancel a request that was to be cancelled here, in this instant or soon."""
+        if self.cancel_at.get(request) == stage:
+            del self.cancel_at[request]
+            self.later(self.rng.choice((0, 0, MS, 7 * MS)), lambda: self.cancel(request))
+
+    def cancel(self, request: RequestId) -> None:
+        """The client is gone, whether or not its request still is."""
+        self.counts["cancelled"] += 1
+        self.hosts.pop(request, None)
+        self.oracle.give_up(request)
+        self.apply(CancelRequest(request))
+
+    # Events and effects
+
+    def apply(self, event: Event, results: Sequence[LaneResult] = ()) -> None:
+        """Apply one event, check everything, and do what it asks for."""
+        self.counts["events"] += 1
+        self.tell(f"{self.now_ns / 1e6:12.3f} {event}")
+        effects = self.scheduler.apply(event, self.now_ns)
+        self.oracle.settle(effects, self.scheduler, self.now_ns)
+        self.check()
+        by_handle = {result.handle: result for result in results}
+        for effect in effects:
+            self.tell(f"{'':12} -> {effect}")
+            match effect:
+                case Deliver():
+                    self.deliver(effect, by_handle[effect.handle])
+                case RequestMoved(request, _, _, after, _):
+                    self.reached(request, after)
+                case RequestLost(request, _):
+                    self.counts["lost"] += 1
+                    self.hosts.pop(request, None)
+                case _:
+                    pass
+
+    def check(self) -> None:
+        """All invariants, and the second account."""
+        self.scheduler.check()
+        self.oracle.compare(self.scheduler)
+
+    def deliver(self, effect: Deliver, result: LaneResult) -> None:
+        """Publish now, later, with the next result, or never; perhaps stop."""
+        host = self.hosts.get(effect.request)
+        if host is None:
+            return
+        self.counts["delivered"] += len(result.tokens)
+        host.take(result, ended=effect.ended is not None)
+        draw, rates = self.rng.random(), self.scenario.rates
+        if not self.calm and draw < rates.delay_text:
+            delay_ns = self.rng.choice((0, MS, 40 * MS))
+            self.later(delay_ns, lambda: self.publish(effect.request, effect.fence))
+        elif self.calm or draw > rates.delay_text + rates.hold_text:
+            self.publish(effect.request, effect.fence)
+        if effect.ended is not None:
+            self.counts["completed"] += 1
+            del self.hosts[effect.request]
+        elif result.tokens and not self.calm and self.rng.random() < rates.host_stop:
+            if self.rng.random() < 0.7:
+                self.stop(effect.request)
+            else:
+                self.later(self.rng.choice((0, 5 * MS)), lambda: self.stop(effect.request))
+
+    def publish(self, request: RequestId, fence: Fence) -> None:
+        """Text reached the client's buffer."""
+        self.oracle.publish(request, fence, self.now_ns)
+        self.apply(Published(request, fence))
+
+    def stop(self, request: RequestId) -> None:
+        """A stop string was found."""
+        self.counts["stopped"] += 1
+        self.hosts.pop(request, None)
+        self.oracle.give_up(request)
+        self.apply(HostStop(request))
+
+    # Decisions
+
+    def decide(self) -> None:
+        """What a driver does at the end of an instant."""
+        scheduler = self.scheduler
+        while scheduler.accepts and scheduler.has_runnable:
+            view = scheduler.view(self.now_ns)
+            check_view(self.oracle, view, self.now_ns)
+            decision = select(view)
+            self.counts["decisions"] += 1
+            if self.rng.random() < 0.05:
+                again = select(decode_view(encode_view(view)))
+                assert again == decision == decode_decision(encode_decision(decision))
+            plan = decision.plan
+            if plan is None:
+                assert scheduler.in_flight or decision.hold is not None
+                break
+            if not self.calm and self.rng.random() < self.scenario.rates.late_commit:
+                self.later(self.rng.choice((0, MS, 50 * MS)), functools.partial(self.commit, plan, view))
+                break
+            self.commit(plan, view, refusable=False)
+        if not scheduler.in_flight and not self.queue and scheduler.has_runnable:
+            raise AssertionError("runnable requests, an empty window, and nothing was submitted")
+
+    def commit(self, plan: Plan, view: View, *, refusable: bool = True) -> None:
+        """Commit a plan and submit its frame."""
+        try:
+            effects = self.scheduler.commit(plan, view, self.now_ns)
+        except CommitRefused:
+            if not refusable:
+                raise
+            self.counts["refused_commits"] += 1
+            self.check()
+            return
+        for effect in effects:
+            if isinstance(effect, SubmitFrame):
+                self.submit(effect, view)
+        self.check()
+        for lane in plan.lanes:
+            for request in self.scheduler.residents:
+                if request.handle == (lane.slot, lane.generation):
+                    self.reached(request.id, "in_flight")
+
+    def submit(self, effect: SubmitFrame, view: View) -> None:
+        """Hand a frame to the device, with the fault that its fence is to have."""
+        self.tell(f"{self.now_ns / 1e6:12.3f} {effect}")
+        self.oracle.submit(effect, view, self.now_ns)
+        self.counts[f"frames_{len(self.submitted) + 1}"] += 1
+        if not self.calm:
+            fault = self.draw_fault()
+            if fault is not None:
+                self.faults[effect.fence] = fault
+        decodes = effect.plan.shape.kind is GraphKind.DECODE
+        lanes = tuple(self.hosts[lane.request].lane(lane, decodes=decodes) for lane in effect.lanes)
+        frame = Frame(effect.fence, effect.plan.shape, lanes)
+        self.sim.submit(frame, self.now_ns)
+        self.submitted.append(frame)
+        self.expect_completion()
+
+    def draw_fault(self) -> Fault | None:
+        """What goes wrong with the next frame."""
+        rates, draw = self.scenario.rates, self.rng.random()
+        for fault, rate in ((Fault.FAILED, rates.failed), (Fault.UNTIMED, rates.untimed), (Fault.LATE, rates.late)):
+            if draw < rate:
+                return fault
+            draw -= rate
+        return None
+
+    def expect_completion(self) -> None:
+        """Take the oldest frame's completion when it is due."""
+        finish_ns = self.sim.next_finish_ns()
+        if finish_ns is not None and not self.awaits_completion:
+            self.awaits_completion = True
+            self.later(max(0, finish_ns - self.now_ns), self.complete)
+
+    def complete(self) -> None:
+        """The device reports the end of its oldest frame, perhaps wrongly."""
+        self.awaits_completion = False
+        completion, frame = self.sim.finish(self.now_ns), self.submitted.popleft()
+        records, broken, wrong = _records(completion), False, set[RequestHandle]()
+        known = {known.handle: known for known in self.oracle.requests.values()}
+        if records and not self.calm and self.rng.random() < self.scenario.rates.malformed:
+            lanes = [known[lane.handle] for lane in frame.lanes]
+            records, broken, wrong = spoil(self.rng, records, [k.spec.max_tokens - k.produced for k in lanes])
+        failed = completion.error is not None or broken or any(known[handle].live for handle in wrong)
+        self.counts["failed"] += failed
+        if not failed:
+            self.check_counters(completion, {handle: k.id for handle, k in known.items() if handle is not None})
+        ended = {known[record.handle].id: record.ended for record in records if not failed and record.ended}
+        self.oracle.complete(frame.fence, completion.device_ns, failed, ended, self.now_ns)
+        event = CompleteFrame(completion.fence, completion.device_ns, records, completion.error)
+        self.apply(event, completion.results)
+        self.expect_completion()
+
+    def check_counters(self, completion: Completion, ids: dict[RequestHandle, RequestId]) -> None:
+        """The device's counters of live lanes go on from the second account by what the lane was to do."""
+        flight = self.oracle.flights[0]
+        for result in completion.results:
+            known = self.oracle.requests[ids[result.handle]]
+            if known.live:
+                work = flight.lanes[known.id].work
+                units = 1 if known.stage is Stage.DECODE else work.tokens + work.emits
+                assert result.committed == known.consumed + known.produced + units
+
+
+def _records(completion: Completion) -> tuple[CompletionRecord, ...]:
+    return tuple(
+        CompletionRecord(
+            result.handle, result.committed, None if result.ended is None else EndReason(result.ended.value)
+        )
+        for result in completion.results
+    )

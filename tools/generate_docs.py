@@ -1,0 +1,133 @@
+"""Writes the generated parts of the documents: state diagrams, and the tables of settings and policies.
+
+Run as `python -m tools.generate_docs` after a change of a transition table or of `config/schema.py`. Owns the blocks
+between `<!-- generated NAME -->` and `<!-- end NAME -->`. Surprising rule: a test fails while a document lags behind.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from enum import Enum
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+from msgspec.inspect import FloatType, IntType, LiteralType, Metadata, NoneType, Type, UnionType
+
+from flare.config.convert import fields_by_key
+from flare.config.loader import flag_of, load_policy
+from flare.config.schema import Policy, Settings
+from flare.machines import request, slot
+from flare.machines.table import Transitions
+
+ROOT = Path(__file__).resolve().parents[1]
+State = TypeVar("State", bound=Enum)
+_BLOCK = re.compile(r"<!-- generated (?P<name>[\w-]+) -->\n.*?<!-- end (?P=name) -->", re.DOTALL)
+
+
+def diagram(states: type[State], table: Transitions[State]) -> str:
+    """A mermaid state diagram of `table`: it begins in the first state, and ends in those that nothing leaves."""
+    labels: dict[tuple[State, State], list[str]] = {}
+    for (before, event), after in table.items():
+        labels.setdefault((before, after), []).append(event.__name__)
+    order = list(states)
+    lines = [f"[*] --> {order[0].value}"]
+    for before, after in sorted(labels, key=lambda move: (order.index(move[0]), order.index(move[1]))):
+        lines.append(f"{before.value} --> {after.value}: {', '.join(labels[before, after])}")
+    left = {before for before, _ in labels}
+    lines += [f"{state.value} --> [*]" for state in order if state not in left]
+    return "\n".join(["```mermaid", "stateDiagram-v2", *(f"    {line}" for line in lines), "```"])
+
+
+def settings_table() -> str:
+    """One row for each key of `Settings`."""
+    rows = [
+        f"| `{key}` | `{flag_of(key)}` | {_values(field.type)} | {_default(key, field.default)} | {_text(field.type)} |"
+        for key, field in fields_by_key(Settings).items()
+    ]
+    return "\n".join(["| key | flag | values | default | meaning |", "| --- | --- | --- | --- | --- |", *rows])
+
+
+def policy_table() -> str:
+    """One row for each coefficient, with the values of the presets."""
+    presets = {name: msgspec.structs.asdict(load_policy(name)) for name in ("balanced", "throughput")}
+    rows = [
+        f"| `{key}` | {_values(field.type)} | {presets['balanced'][key]:g} | {presets['throughput'][key]:g} "
+        f"| {_text(field.type)} |"
+        for key, field in fields_by_key(Policy).items()
+    ]
+    return "\n".join(["| key | values | balanced | throughput | meaning |", "| --- | --- | --- | --- | --- |", *rows])
+
+
+BLOCKS: dict[str, Callable[[], str]] = {
+    "request-machine": lambda: diagram(request.RequestState, request.TRANSITIONS),
+    "frame-slot-machine": lambda: diagram(slot.SlotState, slot.TRANSITIONS),
+    "settings": settings_table,
+    "policies": policy_table,
+}
+
+
+def fill(text: str) -> str:
+    """`text` with each generated block made anew. Raises `KeyError` for a block of an unknown name."""
+
+    def block(match: re.Match[str]) -> str:
+        name = match["name"]
+        return f"<!-- generated {name} -->\n{BLOCKS[name]()}\n<!-- end {name} -->"
+
+    return _BLOCK.sub(block, text)
+
+
+def documents() -> list[Path]:
+    """The documents that may hold generated blocks."""
+    return sorted((ROOT / "docs").glob("*.md"))
+
+
+def main() -> None:
+    """Bring every document up to date, and say which changed."""
+    for path in documents():
+        before = path.read_text(encoding="utf-8")
+        after = fill(before)
+        if after != before:
+            path.write_text(after, encoding="utf-8")
+            print(f"updated {path.relative_to(ROOT)}")
+
+
+def _plain(annotation: object) -> tuple[Type, str]:
+    """The type without its annotations and without None, and its description."""
+    kind, text = msgspec.inspect.type_info(annotation), ""
+    while isinstance(kind, Metadata | UnionType):
+        if isinstance(kind, Metadata):
+            text = (kind.extra_json_schema or {}).get("description", text)
+            kind = kind.type
+        else:
+            kind = next(part for part in kind.types if not isinstance(part, NoneType))
+    return kind, text
+
+
+def _text(annotation: object) -> str:
+    return _plain(annotation)[1]
+
+
+def _values(annotation: object) -> str:
+    kind, _ = _plain(annotation)
+    if isinstance(kind, LiteralType):
+        return ", ".join(f"`{value}`" for value in kind.values)
+    if isinstance(kind, IntType | FloatType):
+        least = f"above {kind.gt:g}" if kind.gt is not None else f"from {kind.ge:g}"
+        return f"{least} to {kind.le:g}" if kind.le is not None else least
+    names = {"BoolType": "true, false", "StrType": "text", "VarTupleType": "list of texts"}
+    return names[type(kind).__name__]
+
+
+def _default(key: str, value: object) -> str:
+    if value is None or value == ():
+        return "unset"
+    if key in ("kv_memory", "max_body") and isinstance(value, int):
+        unit, size = next((unit, size) for unit, size in (("GiB", 2**30), ("MiB", 2**20)) if value % size == 0)
+        return f"{value // size}{unit}"
+    return f"{value:g}" if isinstance(value, float) else str(value).lower() if isinstance(value, bool) else str(value)
+
+
+if __name__ == "__main__":
+    main()
