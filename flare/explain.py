@@ -7,7 +7,7 @@ bit, scores included, since a decision depends on nothing but its view.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -17,6 +17,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from flare.machines.graph import GraphShape
 from flare.machines.selection.select import select
 from flare.machines.selection.view import Candidate, Decision, Plan, View
 
@@ -24,6 +25,8 @@ from .trace_events import PlanCommitted, lane_entries
 from .trace_reader import TraceError, find_plan, read_plans
 
 _DIFFERENCES_SHOWN = 10
+_WIDTH_MIN = 120
+"""Columns that the table needs; a narrower terminal breaks its lines itself, and nothing is left out."""
 
 
 def explain(
@@ -34,6 +37,7 @@ def explain(
 ) -> None:
     """Take logged decisions again: show the candidates of one, or compare them all."""
     console = Console()
+    console.width = max(console.width, _WIDTH_MIN)
     if (plan is None) != all_plans:
         raise typer.BadParameter("give either --plan N or --all")
     try:
@@ -89,10 +93,14 @@ def explain_plan(console: Console, logged: PlanCommitted, limit: int) -> bool:
     view = logged_view(logged)
     decision = select(view, explain=True)
     console.print(f"[bold]Plan {logged.n}[/bold], frame {logged.fence}: {_situation(view)}", highlight=False)
-    console.print(_table(decision.candidates[:limit]))
-    hidden = len(decision.candidates) - limit
-    if hidden > 0:
-        console.print(f"{hidden} more candidates; show them with --limit {len(decision.candidates)}")
+    competing = [candidate for candidate in decision.candidates if not _barred(candidate)]
+    console.print(_table(competing[:limit]))
+    if len(competing) > limit:
+        console.print(
+            f"{len(competing) - limit} more compete; show them with --limit {len(competing)}", highlight=False
+        )
+    for line in _left_out(decision.candidates):
+        console.print(line, style="dim", markup=False, highlight=False)
     console.print(why(decision, view), markup=False, highlight=False)
     found = differences(logged, decision.plan)
     if found:
@@ -107,18 +115,18 @@ def why(decision: Decision, view: View) -> str:
     plan = decision.plan or decision.awaited
     if plan is None:
         return f"Nothing is submitted: {decision.hold}."
-    slots = ", ".join(str(lane.slot) for lane in plan.lanes)
-    text = f"{plan.shape.name} for slot{'s' if len(plan.lanes) > 1 else ''} {slots} wins"
-    others = [candidate for candidate in decision.candidates if candidate.lost is not None]
+    text = f"{_describe(plan.shape, [lane.slot for lane in plan.lanes])} wins"
+    others = [rival for rival in decision.candidates if rival.lost is not None and not _barred(rival)]
     if plan.duration_ns == 0:
         text += ": its duration is not known yet, and an unknown graph goes before the known ones"
     elif not others:
         text += ": there is no other candidate"
     elif plan.score > others[0].score:
         text += f" with {_number(plan.score)} value/ms, {_number(plan.score - others[0].score)} more than "
-        text += f"{_describe(others[0])}, the next best"
+        text += f"{_describe(others[0].shape, others[0].slots)}, the next best"
     else:
-        text += f": {_describe(others[0])} is worth the same, and the tie order decides ({others[0].lost})"
+        text += f": {_describe(others[0].shape, others[0].slots)} is worth the same, and the tie order decides"
+        text += f" ({others[0].lost})"
     text += "."
     if plan.log_scale:
         text += f" Values are scaled by exp(-{plan.log_scale:.4g})."
@@ -135,15 +143,32 @@ def _situation(view: View) -> str:
     return ", ".join(parts)
 
 
-def _table(candidates: tuple[Candidate, ...]) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, caption="times in ms, values in prompt tokens, scores in value/ms")
-    for heading in ("", "graph"):
-        table.add_column(heading, no_wrap=True)
-    table.add_column("slots", overflow="fold")
+def _barred(candidate: Candidate) -> bool:
+    """Whether a rule kept it out of the contest, whatever its score: its reason is `rule: what makes it needless`."""
+    return candidate.lost is not None and ": " in candidate.lost
+
+
+def _left_out(candidates: Sequence[Candidate]) -> Iterator[str]:
+    """A line for each reason to leave graphs out."""
+    shapes: dict[str, dict[str, None]] = {}
+    for candidate in candidates:
+        if candidate.lost is not None and _barred(candidate):
+            shapes.setdefault(candidate.lost, {})[candidate.shape.name] = None
+    for reason, names in shapes.items():
+        yield f"Left out: {', '.join(names)} ({reason})."
+
+
+def _table(candidates: Sequence[Candidate]) -> Table:
+    table = Table(
+        box=box.SIMPLE_HEAD, padding=(0, 1), caption="times in ms, values in prompt tokens, scores in value/ms"
+    )
+    table.add_column("", no_wrap=True)
+    table.add_column("graph", no_wrap=True)
+    table.add_column("slots", min_width=8)
     for heading in ("tokens", "time", "service", "age", "waiting", "score"):
         table.add_column(heading, justify="right", no_wrap=True)
-    table.add_column("window")
-    table.add_column("why it lost", overflow="fold")
+    table.add_column("queue", no_wrap=True)
+    table.add_column("why it lost", min_width=24)
     for candidate in candidates:
         table.add_row(*_cells(candidate), style="bold green" if candidate.lost is None else None)
     return table
@@ -160,12 +185,12 @@ def _cells(candidate: Candidate) -> Iterator[str]:
     yield _number(candidate.age_term) if known else "-"
     yield _number(candidate.waiting_cost) if known else "-"
     yield _number(candidate.score)
-    yield "empty" if candidate.needs_empty_window else "any"
+    yield "drains" if candidate.needs_empty_window else "behind"
     yield candidate.lost or ""
 
 
-def _describe(candidate: Candidate) -> str:
-    return f"{candidate.shape.name} for {len(candidate.slots)} request{'s' if len(candidate.slots) != 1 else ''}"
+def _describe(shape: GraphShape, slots: Sequence[int]) -> str:
+    return f"{shape.name} for slot{'s' if len(slots) > 1 else ''} {', '.join(map(str, slots))}"
 
 
 def _number(value: float) -> str:

@@ -35,7 +35,10 @@ def configure_logging(*, json_lines: bool = False, trace: TraceWriter | None = N
     if json_lines:
         processors += [structlog.processors.format_exc_info, structlog.processors.JSONRenderer(serializer=_to_json)]
     else:
-        processors.append(structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty()))
+        processors.append(structlog.dev.ConsoleRenderer(
+                colors=sys.stderr.isatty(),
+                exception_formatter=structlog.dev.plain_traceback,  # others print locals: prompts and keys
+            ))
     structlog.configure(
         processors=processors,
         wrapper_class=structlog.make_filtering_bound_logger("info"),

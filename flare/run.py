@@ -1,8 +1,8 @@
 """`flare run`: the composition root of the server.
 
 Owns the order of starting and stopping: settings, log, model, device, engine, HTTP. Does not own what any of them does.
-Surprising rule: HTTP answers before the device is ready (with 503), and goes on answering while the last streams drain, so
-that whoever asks `/health` is never left without an answer.
+Surprising rule: HTTP answers before the device is ready (with 503), and goes on answering while the last streams drain,
+so that whoever asks `/health` is never left without an answer.
 """
 
 from __future__ import annotations
@@ -53,8 +53,11 @@ from .trace import TraceWriter, open_trace
 _FLUSH_S = 2.0
 """Time for the last bytes of drained streams to leave before connections are closed."""
 
-_SWITCH_INTERVAL_S = 0.0005
-"""The device's thread asks for the interpreter dozens of times a frame; the default 5 ms would make each a long wait."""
+_KEEP_ALIVE_S = 65
+"""Longer than clients and proxies keep an idle connection, so that none is closed just as they use it again."""
+
+SWITCH_INTERVAL_S = 0.0005
+"""How long the event loop may keep the interpreter from the device's thread; the default of 5 ms is half a frame."""
 
 
 def serve(config_file: Path | None, overrides: dict[str, object]) -> int:
@@ -71,14 +74,14 @@ def serve(config_file: Path | None, overrides: dict[str, object]) -> int:
         print(f"flare run: {error}", file=sys.stderr)
         return 2
     configure_logging(json_lines=settings.log_json, trace=trace)
-    sys.setswitchinterval(_SWITCH_INTERVAL_S)
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
     try:
         with LoadProgress() as progress:
             model = open_model(settings.model, progress.fetching)
         parts = compose(settings, policy, catalog, model, cpu_device(settings, catalog, model), trace)
         with _listen(settings) as listener:
             status: int = anyio.run(
-                _serve, settings, catalog, parts, listener, backend_options={"use_uvloop": True}
+                serve_parts, settings, catalog, parts, listener, backend_options={"use_uvloop": True}
             )
             return status
     except (ModelError, ConfigError) as error:
@@ -91,7 +94,7 @@ def serve(config_file: Path | None, overrides: dict[str, object]) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """The composed server: what `_serve` starts and stops."""
+    """The composed server: what `serve_parts` starts and stops."""
 
     device: Device
     engine: Engine
@@ -200,23 +203,31 @@ def _context_length(settings: Settings, model: Model) -> int:
 def _listen(settings: Settings) -> socket.socket:
     """The listening socket. Raises `ConfigError` where the address cannot be had."""
     family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
+    # The protocol is named because event loops turn off Nagle's algorithm only where they see that it is TCP.
+    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
-        return socket.create_server((settings.host, settings.port), family=family, backlog=1024)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((settings.host, settings.port))
+        listener.listen(1024)
     except OSError as error:
+        listener.close()
         raise ConfigError(
             f"cannot listen on {settings.host} port {settings.port}: {error.strerror}; choose another --host or --port"
         ) from None
+    return listener
 
 
 class _HttpServer(uvicorn.Server):
-    """uvicorn without its signal handlers: `_serve` decides when connections are closed."""
+    """uvicorn without its signal handlers: `serve_parts` decides when connections are closed."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
 
 
-async def _serve(settings: Settings, catalog: tuple[GraphShape, ...], parts: Parts, listener: socket.socket) -> int:
+async def serve_parts(
+    settings: Settings, catalog: tuple[GraphShape, ...], parts: Parts, listener: socket.socket
+) -> int:
     log = structlog.get_logger()
     http = _HttpServer(
         uvicorn.Config(
@@ -227,16 +238,17 @@ async def _serve(settings: Settings, catalog: tuple[GraphShape, ...], parts: Par
             lifespan="off",
             access_log=False,
             log_config=None,
+            timeout_keep_alive=_KEEP_ALIVE_S,
             timeout_graceful_shutdown=round(_FLUSH_S),
         )
     )
     try:
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(http.serve, [listener])
-            tasks.start_soon(_stop_on_signal, parts.engine, http, settings.shutdown_timeout_s, tasks.cancel_scope)
+            tasks.start_soon(_serve_http, http, listener, tasks.cancel_scope)
+            tasks.start_soon(_stop_on_signal, parts.engine, http, settings.shutdown_timeout_s)
             started = time.monotonic()
             with LoadProgress() as progress:
-                await anyio.to_thread.run_sync(parts.device.prepare, catalog, progress.prepared)
+                await anyio.to_thread.run_sync(parts.device.prepare, catalog, progress.prepared, abandon_on_cancel=True)
             log.info(
                 "server.ready",
                 url=f"http://{settings.host}:{listener.getsockname()[1]}/v1",
@@ -251,15 +263,21 @@ async def _serve(settings: Settings, catalog: tuple[GraphShape, ...], parts: Par
     return 1 if parts.engine.health is Health.DEAD else 0
 
 
+async def _serve_http(http: uvicorn.Server, listener: socket.socket, scope: anyio.CancelScope) -> None:
+    """Answer until told to stop, let the last answers leave, close the socket, and end the rest."""
+    await http.serve([listener])
+    scope.cancel()
+
+
 async def _run_engine(engine: Engine) -> None:
     """Run the engine; if it dies, HTTP stays up to say so."""
     try:
         await engine.run()
-    except Exception:
+    except Exception:  # noqa: BLE001 - the engine has died and told its clients; the server lives to report it
         structlog.get_logger().exception("engine.died")
 
 
-async def _stop_on_signal(engine: Engine, http: uvicorn.Server, timeout_s: float, scope: anyio.CancelScope) -> None:
+async def _stop_on_signal(engine: Engine, http: uvicorn.Server, timeout_s: float) -> None:
     """The first SIGTERM or SIGINT drains, the second stops at once."""
     log = structlog.get_logger()
     with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
@@ -268,16 +286,14 @@ async def _stop_on_signal(engine: Engine, http: uvicorn.Server, timeout_s: float
                 if engine.health in (Health.DRAINING, Health.LOADING):
                     log.warning("server.stopping_now", signal=signal.Signals(number).name)
                     http.force_exit = http.should_exit = True
-                    scope.cancel()
                     return
                 log.info("server.draining", signal=signal.Signals(number).name, timeout_s=timeout_s)
-                tasks.start_soon(_drain, engine, http, timeout_s, scope)
+                tasks.start_soon(_drain, engine, http, timeout_s)
 
 
-async def _drain(engine: Engine, http: uvicorn.Server, timeout_s: float, scope: anyio.CancelScope) -> None:
+async def _drain(engine: Engine, http: uvicorn.Server, timeout_s: float) -> None:
     await engine.drain(timeout_s)
-    http.should_exit = True
-    with anyio.move_on_after(_FLUSH_S):
-        while http.server_state.connections:
+    with anyio.move_on_after(_FLUSH_S):  # streams have ended; their last events may still have to be written
+        while http.server_state.tasks:  # noqa: ASYNC110 - uvicorn has no event for it
             await anyio.sleep(0.02)
-    scope.cancel()
+    http.should_exit = True

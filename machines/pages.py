@@ -49,21 +49,19 @@ class PagePool:
         return pages
 
     def retain(self, pages: Sequence[PageId]) -> None:
-        """Add a reference to pages that are owned already."""
-        for page in pages:
-            if self._references[page] < 1:
-                raise ValueError(f"page {page} is not owned by anyone")
+        """Add a reference to pages that are owned already; ValueError, and no change, if one is not."""
+        self._check_owned(pages)
         for page in pages:
             self._references[page] += 1
 
     def release(self, pages: Sequence[PageId], fence: Fence) -> None:
         """Drop a reference whose owner was last served by the frame `fence` (0: by none).
 
-        A page without references is free once the last frame that any of its owners named has completed.
+        A page without references is free once the last frame that any of its owners named has completed. Raises
+        ValueError, and changes nothing, if a page has no owner.
         """
+        self._check_owned(pages)
         for page in pages:
-            if self._references[page] < 1:
-                raise ValueError(f"page {page} is released more often than it was taken")
             self._references[page] -= 1
             self._fences[page] = max(self._fences[page], fence)
             if self._references[page] == 0:
@@ -80,6 +78,11 @@ class PagePool:
             for page in done:
                 del self._draining[page]
                 self._free.append(page)
+
+    def _check_owned(self, pages: Sequence[PageId]) -> None:
+        for page in pages:
+            if self._references[page] < 1:
+                raise ValueError(f"page {page} is not owned by anyone")
 
     def check(self, owners: Sequence[Sequence[PageId]]) -> None:
         """Raise AssertionError unless the references are exactly those of `owners` and no page is lost. For tests."""

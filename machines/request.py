@@ -8,6 +8,7 @@ the last frame that serves it has completed; only then is it retired.
 from __future__ import annotations
 
 import itertools
+from bisect import bisect_right
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -232,7 +233,9 @@ class Request:
 
     def next_endpoint(self) -> int:
         """The first message or prompt endpoint beyond what is consumed."""
-        return next((end for end in self.spec.messages if end > self.consumed), self.spec.prompt_tokens)
+        messages = self.spec.messages
+        later = bisect_right(messages, self.consumed)
+        return messages[later] if later < len(messages) else self.spec.prompt_tokens
 
     def check(self) -> None:
         """Raise AssertionError if an invariant is broken. For tests."""

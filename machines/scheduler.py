@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from .accounting import Accounting
+from .commitment import CommitRefused, check_lanes
 from .durations import DurationTable
 from .events import (
     Arrive,
@@ -44,21 +45,18 @@ from .request import (
     Release,
     Request,
     RequestEvent,
+    RequestSpec,
     RequestState,
     TokensCommitted,
 )
 from .selection.select import normalizers
-from .selection.view import LaneWork, Phase, Plan, PolicyRow, View
+from .selection.view import Plan, PolicyRow, View
 from .slot import Commit, Execute, FrameSlot, Free, Participant, Reject, SlotEvent, SlotState, Submit, Validate
-from .snapshot import QueuedOutputs, phase_of, queued_outputs, take_view
+from .snapshot import take_view
 from .validation import Progress, validate
 from .waiting import WaitingQueue
 
 FRAME_SLOTS = 2
-
-
-class CommitRefused(RuntimeError):
-    """A plan no longer fits the state that it would be committed to; the message says why. Nothing has changed."""
 
 
 class Scheduler:
@@ -154,6 +152,7 @@ class Scheduler:
         effects: list[Effect] = []
         match event:
             case Arrive(request_id, spec):
+                self._check_fits(spec)
                 request = Request(request_id, spec, arrived_at_ns=now_ns)
                 self.requests[request_id] = request
                 self.waiting.push(request)
@@ -173,6 +172,13 @@ class Scheduler:
                     self._release_if_unfenced(known, effects)
         self._admit(now_ns, effects)
         return effects
+
+    def _check_fits(self, spec: RequestSpec) -> None:
+        """A request that could never have its pages would wait for ever, and all others behind it."""
+        tokens = spec.prompt_tokens + spec.max_tokens
+        if self.pages.needed(tokens) > self.pages.total:
+            capacity = self.pages.total * self.pages.page_tokens
+            raise ValueError(f"prompt_tokens and max_tokens come to {tokens} tokens; all pages hold {capacity}")
 
     def _cancel(self, request_id: RequestId, effects: list[Effect]) -> None:
         request = self.requests.get(request_id)
@@ -238,52 +244,18 @@ class Scheduler:
             assert request.handle is not None
             work = works.get(slot)
             tokens, delivers = (0.0, False) if work is None else (work.expected_tokens, work.delivers)
-            participants.append(Participant(request.handle, *rates.get(request.handle, (None, None)), tokens, delivers))
+            token_rate, sigma_ms = rates.get(request.handle, (None, None))
+            participants.append(Participant(request.handle, token_rate, sigma_ms, tokens, delivers))
         return tuple(participants)
 
     def _check_commit(self, plan: Plan, now_ns: int) -> None:
-        shape, lanes = plan.shape, plan.lanes
         if not self.accepts:
             raise CommitRefused("no frame slot can accept a plan")
-        if shape not in self.catalog or not 0 < len(lanes) <= shape.batch:
-            raise CommitRefused(f"{shape.name} cannot serve {len(lanes)} lanes")
-        if len({work.slot for work in lanes}) != len(lanes):
-            raise CommitRefused("a slot is served twice")
-        feedback = self._needs_feedback(shape, now_ns)
-        queued = queued_outputs(self._order)
-        for work in lanes:
-            request = self._owner(work)
-            if request is None or not request.runnable:
-                raise CommitRefused(f"slot {work.slot} is no longer owned by generation {work.generation}")
-            self._check_work(request, work, shape, queued)
-            feedback = feedback or request.spec.needs_feedback
-        if feedback and self._order:
+        if plan.shape not in self.catalog:
+            raise CommitRefused(f"{plan.shape.name} is not prepared")
+        alone = check_lanes(plan, self._resident, self._order) or self._needs_feedback(plan.shape, now_ns)
+        if alone and self._order:
             raise CommitRefused("the plan needs completion feedback, and a frame is in flight")
-
-    @staticmethod
-    def _check_work(request: Request, work: LaneWork, shape: GraphShape, queued: QueuedOutputs) -> None:
-        """Whether a request still stands where the plan found it."""
-        spec, phase = request.spec, phase_of(request)
-        if phase.value != shape.kind.value:
-            raise CommitRefused(f"slot {work.slot} is in phase {phase.value}")
-        if phase is Phase.DECODE:
-            assert request.handle is not None
-            outputs, _ = queued.get(request.handle, (0, None))
-            if work.tokens != 1 or request.produced + outputs >= spec.max_tokens:
-                raise CommitRefused(f"slot {work.slot} has no output left")
-            return
-        reach = min(request.boundary() - request.consumed, shape.prefill_tokens)
-        if work.start != request.consumed or not 0 < work.tokens <= reach:
-            raise CommitRefused(
-                f"slot {work.slot} stands at prompt token {request.consumed} and can advance by {reach}"
-            )
-        if work.emits != (work.start + work.tokens == spec.prompt_tokens and spec.max_tokens > 0):
-            raise CommitRefused(f"slot {work.slot} has its first output token at the end of its prompt alone")
-
-    def _owner(self, work: LaneWork) -> Request | None:
-        """The request that a lane was planned for, while it has its slot."""
-        request = self._resident[work.slot]
-        return request if request is not None and request.handle == (work.slot, work.generation) else None
 
     def _needs_feedback(self, shape: GraphShape, now_ns: int) -> bool:
         """Whether a frame of this graph runs alone: its kind says so, or its cost is unknown or stale."""
@@ -327,7 +299,7 @@ class Scheduler:
         self._move_slot(frame, Free(), effects)
         self.pages.complete(commit.fence)
         self._reanchor(now_ns)
-        for request in self.residents:
+        for request in [request for request in self.residents if request.state in FENCED]:
             self._release_if_unfenced(request, effects)
 
     def _advance(self, lane: Progress, fence: Fence, now_ns: int, effects: list[Effect]) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE_FOLDERS = ("config", "machines", "graphs", "flare")
 FOLDERS = (*PACKAGE_FOLDERS, "tests", "tools")
-TEXT_SUFFIXES = {".py", ".md", ".toml", ".txt", ".cpp", ".h", ".html", ".js", ".css"}
+TEXT_SUFFIXES = {".py", ".md", ".toml", ".txt", ".cpp", ".hpp", ".html", ".js", ".css"}
 
 
 def files(folder: Path) -> Iterator[Path]:

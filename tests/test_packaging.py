@@ -18,7 +18,6 @@ from packaging.requirements import Requirement
 from .sources import PACKAGE_FOLDERS, ROOT, absolute_imports, files, modules, source, tree
 
 PROJECT = tomllib.loads(source("pyproject.toml"))
-DATA_SUFFIXES = {".toml", ".cpp", ".h", ".txt", ".html", ".typed"}
 
 
 def installed_name(path: Path) -> str:
@@ -80,15 +79,9 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return built
 
 
-def test_the_wheel_holds_every_module_and_data_file(wheel: Path) -> None:
+def test_the_wheel_holds_every_file(wheel: Path) -> None:
     held = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
-    expected = {
-        installed_name(path)
-        for folder in PACKAGE_FOLDERS
-        for path in files(ROOT / folder)
-        if path.suffix == ".py" or path.suffix in DATA_SUFFIXES
-    }
-    assert held == expected
+    assert held == {installed_name(path) for folder in PACKAGE_FOLDERS for path in files(ROOT / folder)}
 
 
 def test_the_command_works_where_our_folders_names_are_taken(wheel: Path, tmp_path: Path) -> None:

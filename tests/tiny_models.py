@@ -7,9 +7,9 @@ numbers, not by the library that reads them.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 import gguf
 import numpy as np
@@ -118,7 +118,7 @@ def _q6_k(random: Rng, rows: int, width: int) -> tuple[Bytes, Floats]:
     q = random.integers(0, 64, (blocks, 2, 4, 32))  # halves of 128, quarters of 32
     low, high = q & 15, q >> 4
     ql = np.concatenate([_nibbles(low[:, :, 0], low[:, :, 2]), _nibbles(low[:, :, 1], low[:, :, 3])], axis=2)
-    qh = sum(high[:, :, part] << (2 * part) for part in range(4)).astype(np.uint8)
+    qh = (high << np.array([0, 2, 4, 6]).reshape(4, 1)).sum(axis=2).astype(np.uint8)
     stored = np.concatenate(
         [ql.reshape(blocks, 128), qh.reshape(blocks, 64), s.astype(np.int8).view(np.uint8), _halves(d)[:, 0]], axis=1
     )
@@ -145,15 +145,6 @@ MATRIX_MAKERS: dict[str, Callable[[Rng, int, int], tuple[Bytes, Floats]]] = {
     "Q6_K": _q6_k,
 }
 """By ggml type: random stored bytes of a matrix, and the numbers that they stand for."""
-
-
-@dataclass(frozen=True)
-class TinyTokens:
-    """A byte-level vocabulary: 256 bytes, a few merges, and control tokens."""
-
-    texts: list[str]
-    merges: list[str]
-    special: list[str]
 
 
 def write_gguf(
@@ -207,7 +198,11 @@ def _rotary_pairs(config: ModelConfig, name: str, stored: NDArray[np.generic]) -
 
 
 def write_safetensors(
-    folder: Path, config: ModelConfig, dtype: torch.dtype = torch.float32, shards: int = 1, **changes: object
+    folder: Path,
+    config: ModelConfig,
+    dtype: torch.dtype = torch.float32,
+    shards: int = 1,
+    changes: Mapping[str, object] = MappingProxyType({}),
 ) -> dict[str, torch.Tensor]:
     """config.json and weights in `folder`; `changes` go into config.json. Returns the tensors."""
     tensors = tiny_tensors(config)
@@ -225,12 +220,12 @@ def write_safetensors(
         "rope_theta": config.rope_theta,
         "tie_word_embeddings": config.tie_embeddings,
     }
-    (folder / "config.json").write_text(json.dumps(fields | changes))
+    (folder / "config.json").write_text(json.dumps(fields | dict(changes)))
     names = list(tensors)
     if shards == 1:
         save_file({name: tensors[name].to(dtype) for name in names}, folder / "model.safetensors")
         return tensors
-    weight_map = {}
+    weight_map: dict[str, str] = {}
     for index in range(shards):
         file = f"model-{index + 1:05d}-of-{shards:05d}.safetensors"
         held = names[index::shards]

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from enum import Enum
 from pathlib import Path
 from typing import TypeVar
 
@@ -19,16 +18,16 @@ from flare.config.convert import fields_by_key
 from flare.config.loader import flag_of, load_policy
 from flare.config.schema import Policy, Settings
 from flare.machines import request, slot
-from flare.machines.table import Transitions
+from flare.machines.table import State, Transitions
 
 ROOT = Path(__file__).resolve().parents[1]
-State = TypeVar("State", bound=Enum)
+S = TypeVar("S", bound=State)
 _BLOCK = re.compile(r"<!-- generated (?P<name>[\w-]+) -->\n.*?<!-- end (?P=name) -->", re.DOTALL)
 
 
-def diagram(states: type[State], table: Transitions[State]) -> str:
+def diagram(states: type[S], table: Transitions[S]) -> str:
     """A mermaid state diagram of `table`: it begins in the first state, and ends in those that nothing leaves."""
-    labels: dict[tuple[State, State], list[str]] = {}
+    labels: dict[tuple[S, S], list[str]] = {}
     for (before, event), after in table.items():
         labels.setdefault((before, after), []).append(event.__name__)
     order = list(states)

@@ -179,9 +179,9 @@ async def measure(engine: Engine, port: int, arguments: argparse.Namespace, toke
     os.kill(os.getpid(), signal.SIGTERM)
 
 
-def soak(arguments: argparse.Namespace) -> int:
-    """Serve, measure and report. Returns 1 if a token was not delivered or the period missed its bounds."""
-    tokens = round(arguments.minutes * 60_000 / arguments.frame_ms)
+def soak(arguments: argparse.Namespace) -> tuple[PacedDevice, Measured]:
+    """Serve and measure, until the readers have read all."""
+    tokens = tokens_of(arguments)
     context = (PROMPT_TOKENS + tokens // PAGE_TOKENS + 1) * PAGE_TOKENS
     settings = load_settings(None, {"max_num_seqs": arguments.streams})
     catalog = build_catalog(load_recipe(settings.recipe), settings.max_num_seqs, settings.max_prefill_tokens)
@@ -190,7 +190,7 @@ def soak(arguments: argparse.Namespace) -> int:
     device = PacedDevice(SimCore(arguments.streams, pages, PAGE_TOKENS, duration, tokens=SOURCE, strict=True))
     model = replace(open_model(None, lambda *_: None), context_length=context)
     parts = run.compose(settings, load_policy(settings.scheduler_policy), catalog, model, device, None)
-    sys.setswitchinterval(run._SWITCH_INTERVAL_S)
+    sys.setswitchinterval(run.SWITCH_INTERVAL_S)
     measured = Measured()
 
     async def all_of_it() -> None:
@@ -198,15 +198,20 @@ def soak(arguments: argparse.Namespace) -> int:
             port = listener.getsockname()[1]
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(measure, parts.engine, port, arguments, tokens, measured)
-                await run._serve(settings, catalog, parts, listener)
+                await run.serve_parts(settings, catalog, parts, listener)
 
     anyio.run(all_of_it, backend_options={"use_uvloop": True})
-    return report(arguments, tokens, device, measured)
+    return device, measured
 
 
-def report(arguments: argparse.Namespace, tokens: int, device: PacedDevice, measured: Measured) -> int:
-    """Print what was measured; 1 if it is not good enough."""
-    reader, total = measured.reader, arguments.streams * tokens
+def tokens_of(arguments: argparse.Namespace) -> int:
+    """The output tokens of each stream: a frame each, for the whole time."""
+    return round(float(arguments.minutes) * 60_000 / float(arguments.frame_ms))
+
+
+def report(arguments: argparse.Namespace, device: PacedDevice, measured: Measured) -> int:
+    """Print what was measured. 1 if a token was not delivered or the period missed its bounds."""
+    reader, total = measured.reader, arguments.streams * tokens_of(arguments)
     if reader is None:
         print("WRONG the readers did not report")
         return 1
@@ -235,17 +240,22 @@ def spread(values: Iterable[float]) -> str:
     return f"median {median:.2f}, p99 {p99:.2f}, max {largest:.2f} ms"
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Either the whole measurement, or (in its subprocess) the readers."""
+def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
+    """The command line; `tokens` and `reader_port` are for the subprocess."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--minutes", type=float, default=5.0)
     parser.add_argument("--streams", type=int, default=64)
     parser.add_argument("--frame-ms", type=float, default=10.0)
     parser.add_argument("--tokens", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--reader-port", type=int, help=argparse.SUPPRESS)
-    arguments = parser.parse_args(argv)
+    return parser.parse_args(argv)
+
+
+def main() -> int:
+    """Either the whole measurement, or (in its subprocess) the readers."""
+    arguments = parse()
     if arguments.reader_port is None:
-        return soak(arguments)
+        return report(arguments, *soak(arguments))
     seen = asyncio.run(read_streams(arguments.reader_port, arguments.streams, arguments.tokens))
     print(msgspec.json.encode(seen).decode())
     return 0

@@ -12,6 +12,7 @@ import argparse
 import asyncio
 import json
 import random
+import re
 import signal
 import socket
 import sys
@@ -25,6 +26,7 @@ TEXT = "the cat sat on a mat and read one two three red blue green books about s
 READY_S = 300.0
 ANSWER_S = 300.0
 SETTLE_S = 10.0
+ERROR = re.compile(r"\[error|\[critical|Traceback|Exception ignored|never retrieved|was never awaited")
 GAUGES = ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc")
 
 
@@ -304,7 +306,8 @@ async def soak(arguments: argparse.Namespace) -> list[str]:
     """The whole run. Returns what was found wrong."""
     port = free_port()
     command = [sys.executable, "-m", "flare", "run", "--port", str(port), *arguments.options]
-    process = await asyncio.create_subprocess_exec(*command)
+    with arguments.server_log.open("wb") as log:
+        process = await asyncio.create_subprocess_exec(*command, stdout=log, stderr=log)
 
     async def ready() -> bool:
         if process.returncode is not None:
@@ -317,7 +320,9 @@ async def soak(arguments: argparse.Namespace) -> list[str]:
     try:
         if not await until(ready, READY_S):
             return [f"the server is not ready after {READY_S:.0f} s"]
-        return await under_load(arguments, port, process.pid) + await stopped(process)
+        found = await under_load(arguments, port, process.pid) + await stopped(process)
+        errors = [line for line in arguments.server_log.read_text().splitlines() if ERROR.search(line)]
+        return found + [f"in the server's log: {line}" for line in errors[:10]]
     finally:
         if process.returncode is None:
             process.kill()
@@ -377,6 +382,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--minutes", type=float, default=10.0)
     parser.add_argument("--clients", type=int, default=24)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--server-log", type=Path, default=Path("soak-server.log"), help="takes what the server writes")
     parser.add_argument("options", nargs="*", help="options of `flare run`, after --")
     found = asyncio.run(soak(parser.parse_args(argv)))
     for each in found:

@@ -25,6 +25,8 @@ from .stream import Ask
 
 _WIDTH = 120
 """Columns where there is no terminal to ask."""
+_CHUNKS_PER_TOKEN_MIN = 0.95
+"""Below this, gaps are not the times between tokens, and the report says so."""
 
 
 def bench(
@@ -104,6 +106,9 @@ def show(console: Console, results: Iterable[Result]) -> None:
         for name, mixed_run in crowded:
             table.add_row(name, *_mixed_cells(mixed_run))
         console.print(table)
+    for name, run in plain:
+        if run.chunks < _CHUNKS_PER_TOKEN_MIN * run.output_tokens:
+            console.print(f"{name}: {run.output_tokens} tokens came in {run.chunks} chunks.", highlight=False)
     if any(not run.counted_by_usage for _, run in plain):
         console.print("The server reports no usage: tokens are counted by chunks.")
     for result in results:
@@ -112,7 +117,7 @@ def show(console: Console, results: Iterable[Result]) -> None:
 
 
 def _table(*headings: str) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, caption="times in ms")
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1), caption="times in ms")
     for index, heading in enumerate(headings):
         table.add_column(heading, justify="right" if index else "left")
     return table

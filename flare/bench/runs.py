@@ -57,7 +57,7 @@ class Case(msgspec.Struct, frozen=True):
     def name(self) -> str:
         """A short description."""
         if self.kind == "mixed":
-            return f"{self.streams} streams, a {self.long_prompt_tokens}-token prompt every {self.every_s:g} s"
+            return f"{self.streams} streams, {self.long_prompt_tokens}-token prompt every {self.every_s:g} s"
         load = f"{self.rate:g} requests/s" if self.kind == "open" else f"{self.streams} stream"
         plural = "s" if self.kind == "closed" and self.streams != 1 else ""
         return f"{load}{plural}, {self.prompt_tokens}-token prompts"

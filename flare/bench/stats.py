@@ -24,7 +24,8 @@ class Spread(msgspec.Struct, frozen=True):
 
 
 class Summary(msgspec.Struct, frozen=True):
-    """One run. Rates are over its whole time, from the first request sent to the last answer's end."""
+    """One run. Rates are over its whole time, from the first request sent to the last answer's end. `chunks` are those
+    with text; fewer than tokens means that some brought several, and gaps are between chunks."""
 
     requests: int
     failed: int
@@ -32,6 +33,7 @@ class Summary(msgspec.Struct, frozen=True):
     seconds: float
     prompt_tokens: int | None
     output_tokens: int
+    chunks: int
     counted_by_usage: bool
     output_tokens_per_s: float
     first_token_ms: Spread
@@ -105,6 +107,7 @@ def summarize(records: Sequence[Record]) -> Summary:
         seconds=seconds,
         prompt_tokens=sum(prompt_tokens) if len(prompt_tokens) == len(good) else None,
         output_tokens=output_tokens,
+        chunks=sum(len(record.delivered_ns) for record in good),
         counted_by_usage=all(record.counted for record in good),
         output_tokens_per_s=output_tokens / seconds if seconds > 0 else 0.0,
         first_token_ms=spread(time for time in first if time is not None),

@@ -1,8 +1,9 @@
 """The driver: events into the scheduler, its effects out to the device and the clients.
 
-Owns the event loop's side of serving: accepted jobs, the hand-over from the device's thread, and the order in which one
-instant is worked off (all events, then decisions). Does not decide anything about scheduling. Surprising rule: there is no
-lock, since all state is touched on the event loop alone; the device's thread only hands its completion over.
+Owns the event loop's side of serving: accepted jobs, the hand-over from the device's thread, and the order in which
+one instant is worked off (all events, then decisions). Does not decide anything about scheduling. Surprising rule:
+there is no lock, since all state is touched on the event loop alone; the device's thread only hands its completion
+over.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ _FINISHES_REMEMBERED = 32
 
 
 class Engine:
-    """Serves requests on one device. Every method but `run` and `drain` is called on the event loop and returns at once.
+    """Serves requests on one device. All methods are called on the event loop; all but `run` and `drain` return at once.
 
     `assembler` makes a request's text assembler; `eos_ids` end a request unless it ignores them.
     """

@@ -1,8 +1,8 @@
 """What the host keeps of one request: its prompt, its output and its text.
 
-Owns the token ids that scheduling does not look at, the history that penalties read, and the deltas that results become.
-Does not own states or slots. Surprising rule: text that is held back for a possible stop string still counts its tokens at
-once; only its characters wait.
+Owns the token ids that scheduling does not look at, the history that penalties read, and the deltas that results
+become. Does not own states or slots. Surprising rule: text that is held back for a possible stop string still counts
+its tokens at once; only its characters wait.
 """
 
 from __future__ import annotations

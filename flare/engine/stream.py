@@ -1,8 +1,8 @@
 """The buffer between the engine and one client.
 
-Owns deltas that were published and not yet read. Does not own text or scheduling. Surprising rule: a reader that is slow
-finds its deltas merged into one, so that a buffer never holds more than the request may produce, and a slow socket never
-holds up the engine.
+Owns deltas that were published and not yet read. Does not own text or scheduling. Surprising rule: a reader that is
+slow finds its deltas merged into one, so that a buffer never holds more than the request may produce, and a slow socket
+never holds up the engine.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ class Limits:
     a worker thread, in bytes of the body.
     """
 
-    body_bytes: int = 8 * 2**20
+    body_bytes: int = 4 * 2**20
     sequences: int = 128
     messages: int = 1024
     stop_strings: int = 16

@@ -8,11 +8,12 @@ where it would change nothing. docs/api.md lists both.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from .errors import invalid
+from .errors import ApiError, invalid
 
 HARMLESS = frozenset(
     {
@@ -73,15 +74,47 @@ NEUTRAL: Mapping[str, tuple[object, ...]] = {
 
 
 SHOWN_CHARACTERS = 64
+LOGIT_BIAS_BYTES_MAX = 64 * 1024
+"""Of JSON. A dict of a million keys would hold the interpreter for most of a second before it could be counted."""
+
+_UNKNOWN_FIELD = re.compile(r"unknown field `(.*)`$", re.DOTALL)
 
 
-def check_foreign_fields(fields: Mapping[str, msgspec.Raw], known: frozenset[str]) -> None:
-    """Raises `ApiError` 400 for a field outside `known` that would change the answer, or that has no meaning here."""
-    for name in fields.keys() - known - HARMLESS:
-        if name not in NEUTRAL:
-            shown = name[:SHOWN_CHARACTERS]
-            near = difflib.get_close_matches(shown, known, n=1)
-            raise invalid(shown, f"Unknown parameter: `{shown}`." + (f" Did you mean `{near[0]}`?" if near else ""))
-        value = msgspec.json.decode(fields[name])
-        if value is not None and value not in NEUTRAL[name]:
-            raise invalid(name, f"`{name}` is not supported: leave it out.", code="unsupported_parameter")
+class FieldCheck:
+    """Looks at the names in a body before anything is made of their values."""
+
+    def __init__(self, known: Sequence[str]) -> None:
+        """`known`: the names of the fields that are acted upon."""
+        self._known = known
+        self._foreign = sorted(NEUTRAL.keys() - set(known))
+        names = {*known, *NEUTRAL, *HARMLESS}
+        struct = msgspec.defstruct(
+            "Names", [(name, msgspec.Raw, msgspec.Raw()) for name in names], forbid_unknown_fields=True
+        )
+        self._decode = msgspec.json.Decoder(struct).decode
+
+    def check(self, raw: bytes) -> None:
+        """Raises `ApiError` 400 for a field that would change the answer or has no meaning here, and msgspec's errors
+        for what is no JSON object."""
+        try:
+            fields = self._decode(raw)
+        except msgspec.ValidationError as error:
+            found = _UNKNOWN_FIELD.search(str(error))
+            raise (self._unknown(found[1]) if found else error) from None
+        for name in self._foreign:
+            value: msgspec.Raw = getattr(fields, name)
+            if len(bytes(value)) > 0 and not _is_neutral(name, value):
+                raise invalid(name, f"`{name}` is not supported: leave it out.", code="unsupported_parameter")
+        bias: msgspec.Raw = getattr(fields, "logit_bias", msgspec.Raw())
+        if len(bytes(bias)) > LOGIT_BIAS_BYTES_MAX:
+            raise invalid("logit_bias", "`logit_bias` names too many tokens.")
+
+    def _unknown(self, name: str) -> ApiError:
+        shown = name[:SHOWN_CHARACTERS]
+        near = difflib.get_close_matches(shown, self._known, n=1)
+        return invalid(shown, f"Unknown parameter: `{shown}`." + (f" Did you mean `{near[0]}`?" if near else ""))
+
+
+def _is_neutral(name: str, raw: msgspec.Raw) -> bool:
+    value = msgspec.json.decode(raw)
+    return value is None or value in NEUTRAL[name]

@@ -9,12 +9,13 @@ from __future__ import annotations
 import json
 import math
 import re
+from collections.abc import Mapping
 from typing import TypeVar
 
 import msgspec
 
 from .errors import ApiError, invalid
-from .fields import check_foreign_fields
+from .fields import FieldCheck
 
 
 class StreamOptions(msgspec.Struct, kw_only=True):
@@ -106,21 +107,24 @@ class DetokenizeBody(msgspec.Struct, kw_only=True):
 
 Body = TypeVar("Body", CompletionBody, ChatBody, TokenizeBody, DetokenizeBody)
 
-_FIELDS = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_CHECKS: Mapping[type[msgspec.Struct], FieldCheck] = {
+    body: FieldCheck(body.__struct_fields__) for body in (CompletionBody, ChatBody, TokenizeBody, DetokenizeBody)
+}
+LENIENT_BYTES_MAX = 64 * 1024
+"""Python's own parser is slow and holds the interpreter; it reads no more than this to improve a message."""
+
 _PATH = re.compile(r"`\$\.?([^`\[]*)[^`]*`$")
 
 
 def decode_body(raw: bytes, body_type: type[Body]) -> Body:
     """The typed body. Raises `ApiError` 400 naming the field where JSON, a type or an unknown field is at fault."""
     try:
-        fields = _FIELDS.decode(raw)
-        body = msgspec.json.decode(raw, type=body_type)
+        _CHECKS[body_type].check(raw)
+        return msgspec.json.decode(raw, type=body_type)
     except msgspec.ValidationError as error:
         raise _type_error(error) from None
     except (msgspec.DecodeError, RecursionError) as error:
         raise _syntax_error(raw, error) from None
-    check_foreign_fields(fields, frozenset(body_type.__struct_fields__))
-    return body
 
 
 def _type_error(error: msgspec.ValidationError) -> ApiError:
@@ -135,7 +139,7 @@ def _type_error(error: msgspec.ValidationError) -> ApiError:
 def _syntax_error(raw: bytes, error: Exception) -> ApiError:
     """No JSON at all, or the NaN and Infinity that Python's own writer emits: those name their field."""
     try:
-        lenient = json.loads(raw)
+        lenient = json.loads(raw) if len(raw) <= LENIENT_BYTES_MAX else None
     except (ValueError, RecursionError):
         return invalid(None, f"The body is not valid JSON: {error}.", code="invalid_json")
     if isinstance(lenient, dict):

@@ -13,6 +13,9 @@ from dataclasses import dataclass
 
 from .tokenizer import Tokenizer
 
+SURROGATE = re.compile(rb"\xed[\xa0-\xbf]")
+"""Never the beginning of a character, though Python's decoder waits for a third byte to say so."""
+
 _utf8_decoder = codecs.getincrementaldecoder("utf-8")
 
 
@@ -41,6 +44,8 @@ class TextAssembler:
         self._token_bytes = tokenizer.token_bytes
         self._is_special = tokenizer.is_special
         self._utf8 = _utf8_decoder("replace")
+        self._pending = b""
+        """The beginning of a character, which the decoder keeps."""
         self._chars = 0
         """Characters decoded so far; those held back are among them."""
         self._stop = tuple(sorted(stop, key=len))
@@ -76,16 +81,23 @@ class TextAssembler:
             return Piece(decoded, tuple(offsets))
         return self._cut(self._stop_pattern, self._held + decoded, offsets, final)
 
-    def _decode(self, piece: bytes) -> tuple[str, bool]:
-        """The characters that `piece` completes, and whether its first byte broke a pending sequence, whose U+FFFD
-        then comes first and is not its own."""
-        pending, _ = self._utf8.getstate()
-        if not pending or not piece:
-            return self._utf8.decode(piece), False
-        head = self._utf8.decode(piece[:1])
-        still_pending, _ = self._utf8.getstate()
-        broken = bool(head) and (bool(still_pending) or len(head) > 1)
-        return head + self._utf8.decode(piece[1:]), broken
+    def _decode(self, piece: bytes) -> tuple[str, int]:
+        """The characters that `piece` completes, and how many of them were pending and are not its own: those of a
+        sequence that its first byte broke."""
+        pending = self._pending
+        if not pending:
+            return piece.decode("ascii") if piece.isascii() else self._feed(piece), 0
+        head = self._feed(piece[:1])
+        broken = len(pending.decode("utf-8", "replace")) if head and head.encode() != pending + piece[:1] else 0
+        return head + self._feed(piece[1:]), broken
+
+    def _feed(self, data: bytes) -> str:
+        text = self._utf8.decode(data)
+        self._pending, _ = self._utf8.getstate()
+        if SURROGATE.fullmatch(self._pending):
+            self._pending = b""
+            return text + self._utf8.decode(b"", True)
+        return text
 
     def _cut(self, pattern: re.Pattern[str], text: str, offsets: list[int], final: bool) -> Piece:
         """Split `text`, all that has not left, into what leaves now and what is held."""

@@ -97,8 +97,8 @@ class ChatTemplate:
     def _hide(self, value: object, marker: str) -> object:
         """`value` with a marker after the first character of every control token spelled out in its strings."""
         if isinstance(value, str):
-            text = value if value.isascii() else replace_surrogates(value)
-            return self._tokenizer.special_pattern.sub(lambda match: match[0][0] + marker + match[0][1:], text)
+            spelled = self._tokenizer.special_pattern
+            return spelled.sub(lambda match: match[0][0] + marker + match[0][1:], replace_surrogates(value))
         if isinstance(value, Mapping):
             return {key: self._hide(item, marker) for key, item in value.items()}
         if isinstance(value, list | tuple):

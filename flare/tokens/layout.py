@@ -145,7 +145,7 @@ class PromptLayout:
             asked: list[Message] = [{"role": "system", "content": ""}, {**messages[0], "content": ""}]
             skeleton = self._skeleton(asked, False, marker)
             opening = "" if skeleton is None else skeleton.gaps[1][self._tail(skeleton, 0) :]
-            inserted = before.removesuffix(opening) if opening else ""
+            inserted = before[: -len(opening)] if opening and before.endswith(opening) else ""
             length = len(inserted) if inserted.replace(self._bos_text, "").strip() else 0
             _remember(self._inserted, before, length)
         return length

@@ -88,10 +88,7 @@ class Tokenizer:
 
     def _encoding(self, text: str, parse_special: bool) -> tokenizers.Encoding:
         inner = self._parsing if parse_special else self._literal
-        try:
-            return inner.encode(text, add_special_tokens=False)
-        except UnicodeEncodeError:
-            return inner.encode(replace_surrogates(text), add_special_tokens=False)
+        return inner.encode(replace_surrogates(text), add_special_tokens=False)
 
     def decode(self, ids: Sequence[int], skip_special: bool = True) -> str:
         """Joined bytes as UTF-8, each maximal bad sequence as one U+FFFD. Unknown ids have no bytes."""
@@ -114,7 +111,7 @@ class Tokenizer:
 
 def replace_surrogates(text: str) -> str:
     """`text` with paired surrogates joined and lone ones as U+FFFD, so that it can be encoded."""
-    return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+    return text if text.isascii() else text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
 
 
 def byte_level_bytes(text: str) -> bytes:

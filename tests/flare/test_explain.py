@@ -83,6 +83,7 @@ def test_the_table_has_all_candidates_and_why_they_lost(console: Console) -> Non
     decision = select(seen, explain=True)
     assert explain_plan(console, plan_for(seen), limit=40)
     text = shown(console)
+    assert len(decision.candidates) >= 3
     for candidate in decision.candidates:
         assert candidate.shape.name in text
         assert candidate.lost is None or candidate.lost in text
@@ -91,17 +92,32 @@ def test_the_table_has_all_candidates_and_why_they_lost(console: Console) -> Non
     assert "3 resident requests" in text
 
 
+def test_what_a_rule_leaves_out_does_not_compete(console: Console) -> None:
+    graphs = [
+        graph(decode_shape(1), 5.0),
+        graph(decode_shape(2), 1.0),
+        graph(decode_shape(4)),
+        graph(prefill_shape(64), 5.0),
+    ]
+    seen = view([*graphs, graph(prefill_shape(128))], [decoder(0), prompt(1, 30)])
+    assert explain_plan(console, plan_for(seen), limit=40)
+    text = shown(console)
+    assert "Left out: decode/b4, decode/b2 (redundant: batch 1 serves the same requests)." in text
+    assert "Left out: prefill/t128 (unmeasured: capacity 64 reaches the same endpoint)." in text
+    assert "prefill/t64 for slot 1 wins with" in text
+    assert "more than decode/b1 for slot 0, the next best" in text
+
+
 def test_a_limit_hides_candidates_and_says_so(console: Console) -> None:
     seen = view([graph(decode_shape(1), 5.0), graph(prefill_shape(64), 90.0)], [decoder(0), prompt(1, 60)])
-    hidden = len(select(seen, explain=True).candidates) - 1
     assert explain_plan(console, plan_for(seen), limit=1)
-    assert f"{hidden} more candidates" in shown(console)
+    assert "1 more compete" in shown(console)
 
 
 def test_the_sentence_tells_a_win_by_value() -> None:
     text = sentence(view([graph(decode_shape(1), 5.0), graph(prefill_shape(64), 90.0)], [decoder(0), prompt(1, 60)]))
     assert text.startswith("prefill/t64 for slot 1 wins with ")
-    assert "more than decode/b1 for 1 request, the next best." in text
+    assert "more than decode/b1 for slot 0, the next best." in text
 
 
 def test_the_sentence_tells_a_win_by_not_being_known() -> None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from flare.server.engine_api import Health
 
+from .model_server import ModelServer, run_model
 from .scripted_engine import ScriptedEngine, text_script
 from .serving import Served, serve
 
@@ -30,3 +32,10 @@ def served(scripted_server: Served) -> Served:
     engine.requests.clear()
     engine.streams.clear()
     return scripted_server
+
+
+@pytest.fixture(scope="session")
+def server(default_model_path: Path) -> Iterator[ModelServer]:
+    """The default model as a newcomer serves it."""
+    with run_model("--max-num-seqs", "16") as running:
+        yield running

@@ -38,7 +38,6 @@ WRONG = (
     None,
     b"",
     b"Bearer",
-    b"Bearer ",
     b"Bearer wrong",
     b"Bearer \xff\xfe",
     b"Bearer first-key2",

@@ -1,10 +1,12 @@
-"""Refusals around the endpoints: bodies, sizes, paths, a full queue, the server's own faults (docs/api.md, "Errors")."""
+"""Refusals around the endpoints: bodies, sizes, paths, a full queue, own faults (docs/api.md, "Errors")."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from unittest.mock import ANY
 
 import pytest
+from structlog.testing import capture_logs
 
 from flare.server.engine_api import Health, QueueFull
 
@@ -15,7 +17,7 @@ from .serving import SMALL_LIMITS, Served, serve
 POSTS = ("/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize")
 MALFORMED = (
     *(b'{"model":"m",x}', b"", b'{"prompt":"a"', b"\xff\xfe", b"[]", b"true", b"null", b"123", b'"s"', b"{}{}"),
-    *(b'{"prompt":"\\ud800"}', b'{"prompt":"\xff"}', b'{"x":' + b"[" * 60_000, b'{"a":' * 10_000, b"nan", b"NaN"),
+    *(b'{"prompt":"\\ud800"}', b'{"\xff":1}', b'{"x":' + b"[" * 60_000, b'{"a":' * 10_000, b"nan", b"NaN"),
     b"9" * 5000,
 )
 
@@ -23,7 +25,7 @@ MALFORMED = (
 @pytest.mark.parametrize("path", POSTS)
 @pytest.mark.parametrize("body", MALFORMED)
 def test_malformed_bodies(served: Served, path: str, body: bytes) -> None:
-    assert error_of(served.client.post(path, content=body), 400)["type"] == "invalid_request_error"
+    assert error_of(served.client.post(path, content=body), 400, ANY)["type"] == "invalid_request_error"
     assert served.client.get("/health").status_code == 200
 
 
@@ -65,7 +67,7 @@ def test_a_declared_size_is_refused_before_reading(served: Served) -> None:
 
 
 def test_an_undeclared_size_is_refused_while_reading(served: Served) -> None:
-    """The client sends a hundred times the limit without saying so, while another stream waits and then ends well."""
+    """The client sends a hundred times the limit without saying so."""
 
     def chunks() -> Iterator[bytes]:
         yield b'{"prompt":"'
@@ -105,7 +107,9 @@ def test_no_requests_unless_serving(served: Served, health: Health) -> None:
 
 def test_the_servers_own_faults_keep_their_secrets(served: Served) -> None:
     served.engine.refusal = ZeroDivisionError("secret detail")
-    error = error_of(served.client.post("/v1/completions", json={"prompt": "hi"}), 500)
+    with capture_logs() as lines:
+        error = error_of(served.client.post("/v1/completions", json={"prompt": "hi"}), 500)
+    assert [line["event"] for line in lines] == ["server.internal_error"]
     assert error["code"] == "internal_error"
     assert "secret" not in error["message"]
     served.engine.refusal = None

@@ -6,6 +6,7 @@ import json
 
 import httpx
 import pytest
+from structlog.testing import capture_logs
 
 from flare.request import GenerationRequest
 from flare.server.engine_api import RequestFailed, ServerStopping
@@ -120,11 +121,15 @@ def test_choices_arrive_as_they_come(served: Served) -> None:
 )
 def test_failures_are_told(served: Served, path: str, n: int, failure: Exception, code: str, status: int) -> None:
     served.engine.script = lambda request: text_script("ab", failure=failure if request.name.endswith("-0") else None)
-    payloads = split_events(stream(served, path, n=n).content)
+    with capture_logs() as lines:
+        payloads = split_events(stream(served, path, n=n).content)
+    assert [line["event"] for line in lines] == ["server.stream_failed"]
     assert json.loads(payloads[-1])["error"]["code"] == code
     assert b"[DONE]" not in payloads
     assert b"secret" not in payloads[-1]
-    error = error_of(served.client.post(path, json=body_for(path, n=n)), status)
+    with capture_logs() as lines:
+        error = error_of(served.client.post(path, json=body_for(path, n=n)), status)
+    assert len(lines) == (code == "internal_error")
     assert error["code"] == code
     assert "secret" not in error["message"]
     assert served.running() == 0

@@ -86,7 +86,7 @@ template <int R, bool NIBBLE> inline void tile(const Linear &w, int64_t block, c
 #pragma GCC unroll 8
       for (int j = 0; j < 8; j++)
 #pragma GCC unroll 4
-        for (int c = 0; c < CHAINS && r0 + c < R; c++) dot[c] = dp4(dot[c], q[j], load<int32_t>(in + (r0 + c) * GROUP + 4 * j));
+        for (int c = 0; c < CHAINS && r0 + c < R; c++) dot[c] = dp4(dot[c], q[j], in + (r0 + c) * GROUP + 4 * j);
 #pragma GCC unroll 4
       for (int c = 0; c < CHAINS && r0 + c < R; c++) {
         acc[r0 + c] += (__builtin_convertvector(dot[c], F) * in_scale[r0 + c]) * scale;

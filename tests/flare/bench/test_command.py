@@ -65,7 +65,7 @@ def test_mixed_load_is_measured(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert median["stream_tokens_per_s"] > 0
     assert median["long_first_token_ms"]["p50"] > 0
     assert sum(1 for request in script.requests if count_tokens(request["prompt"]) in (89, 90)) == 1 + 2
-    assert "4 streams, a 90-token prompt every 0.2 s" in capsys.readouterr().out
+    assert "4 streams, 90-token prompt every 0.2 s" in capsys.readouterr().out
 
 
 def test_failures_are_shown_and_make_the_status(capsys: pytest.CaptureFixture[str]) -> None:
@@ -95,7 +95,7 @@ def test_the_suite_is_the_table_of_the_documentation() -> None:
         "16 streams, 64-token prompts",
         "8 streams, 512-token prompts",
         "1 stream, 512-token prompts",
-        "4 streams, a 1500-token prompt every 3 s",
+        "4 streams, 1500-token prompt every 3 s",
     ]
     assert Case(streams=16).count == 64
     assert Case(streams=1).count == 8

@@ -60,7 +60,7 @@ def test_a_run_is_summarized() -> None:
     )
     assert (run.requests, run.failed, run.errors) == (3, 1, {"HTTP 500: no": 1})
     assert run.seconds == pytest.approx(1.16)
-    assert run.output_tokens == 6
+    assert (run.output_tokens, run.chunks) == (6, 6)
     assert run.output_tokens_per_s == pytest.approx(6 / 1.16)
     assert (run.first_token_ms.p50, run.first_token_ms.max) == (120, 140)
     assert (run.gap_ms.p50, run.gap_ms.max) == (25, 860)

@@ -1,10 +1,10 @@
-"""An engine on the paced simulated device, fast enough for tests: what `flare run` composes, without HTTP or a model."""
+"""An engine on the paced simulated device: what `flare run` composes, without HTTP or a model."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import cast
 
 import anyio
@@ -50,19 +50,16 @@ class ByteTokenizer:
         return token == EOS
 
 
-@dataclass
-class RecordingDevice:
-    """A device that notes the frames it is given, and how many were in flight with each."""
+class RecordingDevice(PacedDevice):
+    """Notes the frames that it is given."""
 
-    inner: PacedDevice
-    frames: list[Frame] = field(default_factory=list)
-
-    def __getattr__(self, name: str) -> object:
-        return getattr(self.inner, name)
+    def __init__(self, core: SimCore) -> None:
+        super().__init__(core)
+        self.frames: list[Frame] = []
 
     def submit(self, frame: Frame) -> None:
         self.frames.append(frame)
-        self.inner.submit(frame)
+        super().submit(frame)
 
 
 @dataclass
@@ -77,7 +74,7 @@ class Rig:
     async def settled(self) -> None:
         """Wait until nothing is left of any request."""
         with anyio.fail_after(10):
-            while not self.scheduler.idle:
+            while not self.scheduler.idle:  # noqa: ASYNC110 - the scheduler is pure and signals nobody
                 await anyio.sleep(0.001)
         self.scheduler.check()
         assert self.scheduler.load() == (0, 0, 0.0)
@@ -108,7 +105,7 @@ async def running(
     """An engine that serves while the context is open; it must survive."""
     core = SimCore(slots, pages, 8, duration, tokens=TokenSource(LETTERS, eos_at=eos_at), faults=faults, strict=True)
     core.prepare(CATALOG)
-    device = RecordingDevice(PacedDevice(core))
+    device = RecordingDevice(core)
     policy = load_policy("balanced")
     durations = DurationTable(CATALOG, policy.estimate_ttl_ns)
     row = PolicyRow(64.0, 16.0, 4.0, 0.1, 8.0)
@@ -136,4 +133,4 @@ async def running(
             yield Rig(engine, scheduler, device, metrics)
             tasks.cancel_scope.cancel()
     finally:
-        device.inner.close()
+        device.close()

@@ -1,4 +1,4 @@
-"""Directories in Hugging Face layout: weights in every supported type, whole and in shards; the rest refused by name."""
+"""Directories in Hugging Face layout: weights in every supported type, whole and in shards; the rest is refused."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_a_tensor_belongs_to_whoever_read_it(tmp_path: Path) -> None:
 
 
 def test_a_tied_head_is_not_read(tmp_path: Path) -> None:
-    write_safetensors(tmp_path, tiny_config(), tie_word_embeddings=True)
+    write_safetensors(tmp_path, tiny_config(), changes={"tie_word_embeddings": True})
     source = opened(tmp_path)
     with pytest.raises(KeyError):
         source.tensor("lm_head.weight")
@@ -78,7 +78,7 @@ def test_a_tied_head_is_not_read(tmp_path: Path) -> None:
 def test_rotary_scaling_is_read_in_both_spellings(
     tmp_path: Path, changes: dict[str, object], expected: RopeScaling | None
 ) -> None:
-    write_safetensors(tmp_path, tiny_config(), **changes)
+    write_safetensors(tmp_path, tiny_config(), changes=changes)
     config = hf_config(tmp_path)
     assert (config.rope_theta, config.rope_scaling) == (10000.0, expected)
 
@@ -98,7 +98,7 @@ def test_rotary_scaling_is_read_in_both_spellings(
 def test_the_sliding_window_is_the_one_in_force(
     tmp_path: Path, model_type: str, changes: dict[str, object], window: int | None
 ) -> None:
-    write_safetensors(tmp_path, tiny_config(), model_type=model_type, **changes)
+    write_safetensors(tmp_path, tiny_config(), changes={"model_type": model_type, **changes})
     assert hf_config(tmp_path).sliding_window == window
 
 
@@ -148,7 +148,7 @@ def test_a_configuration_that_transformers_saved_reads_the_same(tmp_path: Path, 
     ],
 )
 def test_what_is_not_supported_is_refused_by_name(tmp_path: Path, changes: dict[str, object], message: str) -> None:
-    write_safetensors(tmp_path, tiny_config(), **changes)
+    write_safetensors(tmp_path, tiny_config(), changes=changes)
     with pytest.raises(ModelError, match=message):
         hf_config(tmp_path)
 

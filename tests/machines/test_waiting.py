@@ -1,0 +1,153 @@
+"""The waiting queue against its history, and its bounds."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from flare.machines.ids import RequestId
+from flare.machines.request import Request, RequestSpec
+from flare.machines.waiting import IDLE_CLIENTS_MAX, WaitingQueue
+
+from .oracle_waiting import WaitingOracle
+
+CLIENTS = ("a", "b", "c")
+
+
+def request_of(number: int, client: str, prompt_tokens: int = 10) -> Request:
+    return Request(RequestId(number), RequestSpec(client, prompt_tokens, 1), arrived_at_ns=0)
+
+
+class QueueAgainstOracle(RuleBasedStateMachine):
+    """Clients come and go; requests are admitted, served, cancelled and retired."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.queue = WaitingQueue(None, None)
+        self.oracle = WaitingOracle()
+        self.requests: dict[RequestId, Request] = {}
+        self.running: dict[RequestId, str] = {}
+        self.last = 0
+
+    @rule(client=st.sampled_from(CLIENTS), tokens=st.integers(1, 50))
+    def arrive(self, client: str, tokens: int) -> None:
+        self.last += 1
+        request = request_of(self.last, client, tokens)
+        self.requests[request.id] = request
+        self.queue.push(request)
+        self.oracle.log.append(("arrive", client, 0))
+        self.oracle.waiting[request.id] = (client, tokens)
+
+    @precondition(lambda self: self.oracle.waiting)
+    @rule()
+    def admit(self) -> None:
+        head = self.queue.head()
+        assert head is not None
+        self.queue.remove(head)
+        client, _ = self.oracle.waiting.pop(head.id)
+        self.running[head.id] = client
+
+    @precondition(lambda self: self.oracle.waiting)
+    @rule(data=st.data())
+    def cancel(self, data: st.DataObject) -> None:
+        request = data.draw(st.sampled_from(sorted(self.oracle.waiting)))
+        self.queue.remove(self.requests[request])
+        client, _ = self.oracle.waiting.pop(request)
+        self.queue.leave(client)
+        self.oracle.log.append(("leave", client, 0))
+
+    @precondition(lambda self: self.running)
+    @rule(data=st.data(), prompt=st.integers(0, 60), output=st.integers(0, 3))
+    def serve(self, data: st.DataObject, prompt: int, output: int) -> None:
+        client = self.running[data.draw(st.sampled_from(sorted(self.running)))]
+        self.queue.serve(client, prompt, output)
+        self.oracle.log.append(("serve", client, prompt + 2 * output))
+
+    @precondition(lambda self: self.running)
+    @rule(data=st.data())
+    def retire(self, data: st.DataObject) -> None:
+        client = self.running.pop(data.draw(st.sampled_from(sorted(self.running))))
+        self.queue.leave(client)
+        self.oracle.log.append(("leave", client, 0))
+
+    @invariant()
+    def agrees(self) -> None:
+        head = self.queue.head()
+        assert (None if head is None else head.id) == self.oracle.head()
+        service = self.oracle.service()
+        assert {client: self.queue.service(client) for client in service} == service
+        assert self.queue.waiting_ids() == sorted(self.oracle.waiting)
+        assert self.queue.requests == len(self.oracle.waiting)
+        assert self.queue.tokens == sum(tokens for _, tokens in self.oracle.waiting.values())
+
+
+TestQueueAgainstOracle = QueueAgainstOracle.TestCase
+
+
+def test_a_client_saves_up_no_claim_by_being_away() -> None:
+    queue = WaitingQueue(None, None)
+    queue.push(request_of(1, "busy"))
+    queue.serve("busy", 1000, 0)
+    queue.push(request_of(2, "new"))
+    assert queue.service("new") == 1000
+
+
+def test_a_client_keeps_its_service_while_it_is_away() -> None:
+    queue = WaitingQueue(None, None)
+    first = request_of(1, "a")
+    queue.push(first)
+    queue.remove(first)
+    queue.serve("a", 30, 10)
+    queue.leave("a")
+    assert queue.service("a") == 50
+    queue.push(request_of(2, "a"))
+    assert queue.service("a") == 50
+
+
+def test_clients_that_are_away_longest_are_forgotten() -> None:
+    queue = WaitingQueue(None, None)
+    for number in range(IDLE_CLIENTS_MAX + 1):
+        request = request_of(number, f"client-{number}")
+        queue.push(request)
+        queue.remove(request)
+        queue.serve(request.spec.client, 5, 0)
+        queue.leave(request.spec.client)
+    assert queue.service("client-0") == 0
+    assert queue.service("client-1") == 5
+
+
+@pytest.mark.parametrize(
+    ("waiting", "asked", "slots_free", "refused"),
+    [
+        (0, 2, 2, False),
+        (0, 3, 2, False),
+        (0, 4, 2, False),
+        (0, 5, 2, True),
+        (1, 1, 0, False),
+        (2, 1, 0, True),
+        (2, 1, 3, True),
+        (1, 2, 3, True),
+    ],
+)
+def test_requests_beyond_the_bound_are_refused(waiting: int, asked: int, slots_free: int, refused: bool) -> None:
+    """At most two may wait; those that find a free slot do not wait, and nobody does so before others that wait."""
+    queue = WaitingQueue(2, None)
+    for number in range(waiting):
+        queue.push(request_of(number, "a"))
+    assert queue.refuses(asked, asked * 10, slots_free) is refused
+
+
+@pytest.mark.parametrize(("tokens", "slots_free", "refused"), [(20, 0, False), (21, 0, True), (500, 1, True)])
+def test_tokens_beyond_the_bound_are_refused(tokens: int, slots_free: int, refused: bool) -> None:
+    queue = WaitingQueue(None, 30)
+    queue.push(request_of(1, "a"))
+    assert queue.refuses(1, tokens, slots_free) is refused
+
+
+def test_a_prompt_of_any_length_may_have_a_free_slot() -> None:
+    assert WaitingQueue(0, 30).refuses(1, 500, 1) is False
+
+
+def test_an_unbounded_queue_refuses_nothing() -> None:
+    assert WaitingQueue(None, None).refuses(10_000, 10**9, 0) is False

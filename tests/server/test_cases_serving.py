@@ -1,0 +1,160 @@
+"""Several clients at once, clients that leave, health under load, and stopping, with the real model."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import signal
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
+
+import httpx
+import pytest
+
+from .events import Json
+from .model_server import COUNT, ModelServer, eventually, run_model
+
+LONG = " the" * 3000
+
+
+def open_stream(stack: ExitStack, server: ModelServer, **fields: object) -> Iterator[str]:
+    """The data lines of a stream of COUNT that is being read."""
+    body = {"prompt": COUNT, "temperature": 0, "stream": True, **fields}
+    response = stack.enter_context(server.client.stream("POST", "/v1/completions", json=body))
+    assert response.status_code == 200
+    return (line.removeprefix("data: ") for line in response.iter_lines() if line.startswith("data: "))
+
+
+def first(lines: Iterator[str]) -> Json:
+    """The next event."""
+    event: Json = json.loads(next(lines))
+    return event
+
+
+def test_running_streams_go_on_while_prompts_arrive(server: ModelServer) -> None:
+    """Between the arrival of two long prompts and the end of their prefill, a running stream keeps getting tokens."""
+    with ExitStack() as stack, ThreadPoolExecutor(2) as pool:
+        lines = open_stream(stack, server, max_tokens=400)
+        first(lines)
+        prompts = [pool.submit(server.complete, " the" * 2000, max_tokens=1) for _ in range(2)]
+        tokens = sum(1 for _ in itertools.takewhile(lambda _: not all(p.done() for p in prompts), lines))
+        assert tokens >= 2 * 2000 / 512, "a prefill held the stream up for more than a chunk"
+        assert all(prompt.result()["usage"]["completion_tokens"] == 1 for prompt in prompts)
+    eventually(server.idle)
+
+
+def test_a_short_prompt_does_not_wait_for_a_long_one(server: ModelServer) -> None:
+    with ThreadPoolExecutor(1) as pool:
+        long: Future[Json] = pool.submit(server.complete, LONG, max_tokens=1)
+        eventually(lambda: server.metric("flare:num_requests_running") == 1)
+        with ExitStack() as stack:
+            first(open_stream(stack, server, max_tokens=1))
+            assert not long.done()
+        assert long.result()["usage"]["prompt_tokens"] == 3000
+
+
+def test_a_long_prompt_is_not_starved_by_short_ones(server: ModelServer) -> None:
+    with ThreadPoolExecutor(5) as pool:
+        long = pool.submit(server.complete, LONG, max_tokens=1)
+
+        def keep_asking() -> int:
+            count = 0
+            while not long.done():
+                server.complete(COUNT, max_tokens=4)
+                count += 1
+            return count
+
+        asked = [pool.submit(keep_asking) for _ in range(4)]
+        assert long.result()["usage"]["completion_tokens"] == 1
+        assert sum(future.result() for future in asked) > 4
+
+
+def test_health_answers_during_a_long_prefill(server: ModelServer) -> None:
+    with ThreadPoolExecutor(2) as pool:
+        prompts = [pool.submit(server.complete, LONG, max_tokens=1) for _ in range(2)]
+        answers = 0
+        while not all(prompt.done() for prompt in prompts):
+            assert server.client.get("/health").status_code == 200
+            answers += 1
+        assert answers > 2 * 3000 / 512, "health waited for prefill chunks"
+
+
+@pytest.mark.parametrize("after", [0, 3])
+def test_a_client_that_leaves_a_stream(server: ModelServer, after: int) -> None:
+    eventually(server.idle)
+    aborted = server.metric("flare:request_success_total", finished_reason="abort")
+    with ExitStack() as stack:
+        lines = open_stream(stack, server, max_tokens=4000)
+        for _ in range(after):
+            first(lines)
+    eventually(server.idle)
+    assert server.metric("flare:request_success_total", finished_reason="abort") == aborted + 1
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"prompt": COUNT, "max_tokens": 4000},
+        {"prompt": LONG, "max_tokens": 4000},
+        {"prompt": COUNT, "max_tokens": 4000, "stop": [", 30, 31, 32, 33, X"]},
+    ],
+)
+def test_a_client_that_leaves_without_streaming(server: ModelServer, fields: Json) -> None:
+    """While decoding, while in prefill, while text is held back."""
+    eventually(server.idle)
+    aborted = server.metric("flare:request_success_total", finished_reason="abort")
+    with httpx.Client(base_url=server.client.base_url, timeout=0.7) as impatient, pytest.raises(httpx.ReadTimeout):
+        impatient.post("/v1/completions", json={"temperature": 0, "ignore_eos": True, **fields})
+    eventually(server.idle)
+    assert server.metric("flare:request_success_total", finished_reason="abort") == aborted + 1
+    assert server.complete(COUNT, max_tokens=2)["choices"][0]["text"] == " 6"
+
+
+def test_all_leave_at_once_queued_ones_too(server: ModelServer) -> None:
+    eventually(server.idle)
+    with ExitStack() as stack:
+        streams = [open_stream(stack, server, max_tokens=4000, ignore_eos=True) for _ in range(24)]
+        first(streams[0])
+        eventually(lambda: server.metric("flare:num_requests_waiting") == 8)
+        assert server.metric("flare:num_requests_running") == 16
+    eventually(server.idle)
+    assert server.complete(COUNT, max_tokens=2)["choices"][0]["text"] == " 6"
+
+
+STOPPING = ("--max-num-seqs", "4", "--max-prefill-tokens", "64", "--kv-memory", "256MiB", "--eager")
+
+
+def test_a_stop_lets_streams_finish(default_model_path: object) -> None:
+    with run_model(*STOPPING) as server, ExitStack() as stack:
+        streams = [open_stream(stack, server, max_tokens=60) for _ in range(3)]
+        for lines in streams:
+            first(lines)
+        server.process.send_signal(signal.SIGTERM)
+        eventually(lambda: server.client.get("/health").status_code == 503)
+        assert server.client.get("/live").status_code == 200
+        assert server.client.post("/v1/completions", json={"prompt": "hi"}).status_code == 503
+        for lines in streams:
+            *_, last, done = list(lines)
+            assert json.loads(last)["choices"][0]["finish_reason"] == "length"
+            assert done == "[DONE]"
+        assert server.ended() == 0
+
+
+def test_the_end_of_patience_is_told(default_model_path: object) -> None:
+    with run_model(*STOPPING, "--shutdown-timeout", "0.5") as server, ExitStack() as stack:
+        lines = open_stream(stack, server, max_tokens=8000, ignore_eos=True)
+        first(lines)
+        server.process.send_signal(signal.SIGTERM)
+        *_, last = list(lines)
+        assert json.loads(last)["error"]["code"] == "server_stopping"
+        assert server.ended() == 0
+
+
+def test_a_second_signal_stops_at_once(default_model_path: object) -> None:
+    with run_model(*STOPPING, "--shutdown-timeout", "10000") as server, ExitStack() as stack:
+        first(open_stream(stack, server, max_tokens=8000, ignore_eos=True))
+        server.process.send_signal(signal.SIGTERM)
+        eventually(lambda: server.client.get("/health").status_code == 503)
+        server.process.send_signal(signal.SIGTERM)
+        assert server.ended() in (0, -signal.SIGTERM, 128 + signal.SIGTERM)
