@@ -99,8 +99,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     max_num_seqs: Annotated[
         int, Meta(ge=1, le=REQUEST_SLOTS_MAX, description="Requests that run at once (request slots).")
     ] = 16
-    kv_memory_bytes: Annotated[int, Meta(ge=1, description="Memory of the KV cache, such as 2GiB.")] = msgspec.field(
-        name="kv_memory", default=2 << 30
+    kv_memory_bytes: Annotated[int, Meta(ge=1, description="Memory of the KV cache, such as 3GiB.")] = msgspec.field(
+        name="kv_memory", default=3 << 30
     )
     max_num_queued_reqs: Annotated[
         int, Meta(ge=0, description="Requests that may wait for a slot; more are refused with 503.")

@@ -32,12 +32,13 @@ def charge(log_price: float, served: float, interval_ms: float, adaptation_ms: f
     if served < 0.0:
         raise ValueError(f"served must not be negative, not {served}")
     elapsed = interval_ms / adaptation_ms
-    kept = -log_price - elapsed
     if served == 0.0:
-        return -kept
+        return log_price + elapsed
     # Adding the two parts of the new rate as logarithms keeps the sum finite whatever their sizes.
-    arrived = math.log(served) - math.log(interval_ms) + math.log(-math.expm1(-elapsed))
-    larger, smaller = max(kept, arrived), min(kept, arrived)
+    larger = -log_price - elapsed
+    smaller = math.log(served / interval_ms * -math.expm1(-elapsed))
+    if smaller > larger:
+        larger, smaller = smaller, larger
     return -(larger + math.log1p(math.exp(smaller - larger)))
 
 

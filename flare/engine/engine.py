@@ -53,7 +53,7 @@ _FINISHES_REMEMBERED = 32
 
 
 class Engine:
-    """Serves requests on one device. All methods are called on the event loop; all but `run` and `drain` return at once.
+    """Serves requests on one device. Methods are called on the event loop; all but `run` and `drain` return at once.
 
     `assembler` makes a request's text assembler; `eos_ids` end a request unless it ignores them.
     """

@@ -37,10 +37,7 @@ class _Skeleton:
     """A rendering with sentinels for contents: `gaps[k]` is the text before sentinel k, the last one ends the text."""
 
     messages: Sequence[Message]
-    text: str
     gaps: list[str]
-    ends: list[int]
-    """Where each sentinel ends in `text`."""
 
 
 class PromptLayout:
@@ -73,16 +70,15 @@ class PromptLayout:
             text = self._template.render(blank, add_generation_prompt)
         except TemplateError:
             return None
-        gaps, ends, begin = [], [], 0
+        gaps, begin = [], 0
         for sentinel in sentinels:
             found = text.find(sentinel, begin)
             if found < 0:
                 return None
             gaps.append(text[begin:found])
             begin = found + len(sentinel)
-            ends.append(begin)
         gaps.append(text[begin:])
-        return None if any(marker in gap for gap in gaps) else _Skeleton(blank, text, gaps, ends)
+        return None if any(marker in gap for gap in gaps) else _Skeleton(blank, gaps)
 
     def _aligned(self, messages: Sequence[Message], text: str, skeleton: _Skeleton) -> list[int] | None:
         """Ends in `text`, if it is the skeleton with contents in place, as they are, trimmed, or otherwise changed
@@ -108,8 +104,8 @@ class PromptLayout:
     def _tail(self, skeleton: _Skeleton, index: int) -> int:
         """How much of the gap after message `index` belongs to it."""
         gap = skeleton.gaps[index + 1]
-        following = skeleton.messages[index + 1]["role"] if index + 1 < len(skeleton.messages) else ""
-        key = (str(skeleton.messages[index]["role"]), str(following), gap)
+        roles = [str(message.get("role")) for message in skeleton.messages[index : index + 2]]
+        key = (roles[0], "".join(roles[1:]), gap)
         tail = self._tails.get(key)
         if tail is None:
             tail = self._measure_tail(skeleton, index)
@@ -121,7 +117,8 @@ class PromptLayout:
             shorter = self._template.render(skeleton.messages[: index + 1], False)
         except TemplateError:
             return 0
-        return max(0, _common_chars(shorter, skeleton.text) - skeleton.ends[index])
+        _, _, ending = shorter.partition(str(skeleton.messages[index]["content"]))
+        return _common_chars(ending, skeleton.gaps[index + 1])
 
     def _by_shorter_conversations(self, messages: Sequence[Message], text: str) -> list[int]:
         ends: list[int] = []

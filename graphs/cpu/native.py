@@ -138,7 +138,10 @@ class _Weights:
 
 
 class NativeStep:
-    """A `StepProgram` in C++. Raises OSError if the library cannot be loaded."""
+    """A `StepProgram` in C++. Raises OSError if the library cannot be loaded.
+
+    `logits` float32[LOGITS_ROWS, blocks of 16 over vocab] holds the raw logits of the rows projected last, for tests.
+    """
 
     def __init__(
         self,
@@ -154,13 +157,20 @@ class NativeStep:
         self.buffers = buffers
         self.kv = kv
         self._held: list[object] = []
+        self.logits = torch.zeros(0)
         max_model_len = rows.page_table.shape[1] * PAGE_TOKENS
         weights = _Weights.load(config, source, max_model_len)
         self._held.append(weights)
         self._library = _bind(library)
         records = (
             self._model(config, weights),
-            _pointers(_Rows, rows, table_pages=rows.page_table.shape[1], stop_tokens_max=STOP_TOKENS_MAX, bias_max=LOGIT_BIAS_MAX),
+            _pointers(
+                _Rows,
+                rows,
+                table_pages=rows.page_table.shape[1],
+                stop_tokens_max=STOP_TOKENS_MAX,
+                bias_max=LOGIT_BIAS_MAX,
+            ),
             _pointers(
                 _Buffers,
                 buffers,
@@ -212,6 +222,7 @@ class NativeStep:
     def _space(self, config: ModelConfig, logits_width: int, max_model_len: int, threads: int) -> _Space:
         rows = max(len(self.buffers.tokens), len(self.buffers.slot))
         query_width = config.heads * config.head_dim
+        self.logits = torch.zeros(LOGITS_ROWS, logits_width)
         scratch = max(QUERIES * (config.head_dim + max_model_len + PAGE_TOKENS), logits_width)
         scratch += -scratch % LANES
         return _Space(
@@ -221,7 +232,7 @@ class NativeStep:
             x=self._floats(rows, config.hidden),
             qkv=self._floats(rows, query_width + 2 * config.kv_heads * config.head_dim),
             attended=self._floats(rows, query_width),
-            logits=self._floats(LOGITS_ROWS, logits_width),
+            logits=self.logits.data_ptr(),
             thread_scratch=self._floats(threads, scratch),
             rows_max=rows,
             logits_rows=LOGITS_ROWS,
@@ -274,5 +285,5 @@ def _linear(packed: PackedLinear) -> _Linear:
 
 def _pointers(kind: type[Record], tensors: StateRows | StepBuffers, **numbers: int) -> Record:
     """A record whose pointer fields are the tensors of the same names."""
-    fields = [name for name, _ in kind._fields_ if name not in numbers]
+    fields = [field[0] for field in kind._fields_ if field[0] not in numbers]
     return kind(**{name: _address(getattr(tensors, name)) for name in fields}, **numbers)

@@ -44,6 +44,6 @@ class Worker:
         while (frame := self._frames.get()) is not None:
             try:
                 completion = self._run(frame)
-            except Exception as error:  # whatever a frame does, its requests hear of it and the others go on
+            except Exception as error:  # noqa: BLE001 - its requests hear of it, and the others go on
                 completion = Completion(frame.fence, 0, (), f"{type(error).__name__}: {error}")
             self._on_completion(completion)

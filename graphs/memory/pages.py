@@ -23,7 +23,7 @@ def page_bytes(config: ModelConfig, dtype: torch.dtype) -> int:
 
 @dataclass(frozen=True, slots=True)
 class KvPages:
-    """Keys `[layers, pages, kv_heads, head_dim, page_tokens]`, values `[layers, pages, kv_heads, page_tokens, head_dim]`."""
+    """Keys `[layers, pages, kv_heads, head_dim, page_tokens]`, values `[..., page_tokens, head_dim]`."""
 
     keys: torch.Tensor
     values: torch.Tensor

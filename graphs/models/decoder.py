@@ -183,7 +183,7 @@ class Decoder:
         config = self.config
         rows = len(qkv)
         heads = qkv.view(rows, config.heads + 2 * config.kv_heads, config.head_dim)
-        q, k, v = heads.split((config.heads, config.kv_heads, config.kv_heads), dim=1)
+        q, k, v = torch.split(heads, [config.heads, config.kv_heads, config.kv_heads], dim=1)
         if layer.head_norms is not None:
             q = rms_norm(q, layer.head_norms[0], config.norm_eps)
             k = rms_norm(k, layer.head_norms[1], config.norm_eps)
@@ -206,7 +206,11 @@ class Decoder:
         rows, used = len(q), pages[: int(positions[-1]) // PAGE_TOKENS + 1]
         k = keys[used].float().permute(1, 2, 0, 3).reshape(config.kv_heads, config.head_dim, -1)
         v = values[used].float().permute(1, 0, 2, 3).reshape(config.kv_heads, -1, config.head_dim)
-        packed = q.view(rows, config.kv_heads, -1, config.head_dim).permute(1, 2, 0, 3).reshape(config.kv_heads, -1, config.head_dim)
+        packed = (
+            q.view(rows, config.kv_heads, -1, config.head_dim)
+            .permute(1, 2, 0, 3)
+            .reshape(config.kv_heads, -1, config.head_dim)
+        )
         scores = (packed @ k).view(config.kv_heads, -1, rows, k.shape[-1]) * config.head_dim**-0.5
         columns = torch.arange(k.shape[-1])
         hidden = columns > positions[:, None]

@@ -31,7 +31,9 @@ class FrameIo:
         """Raise ValueError, naming the field, if the frame cannot run as it is."""
         shape = frame.shape
         if not 1 <= len(frame.lanes) <= shape.batch:
-            raise ValueError(f"frame {frame.fence}: {len(frame.lanes)} lanes for the {shape.batch} rows of {shape.name}")
+            raise ValueError(
+                f"frame {frame.fence}: {len(frame.lanes)} lanes for the {shape.batch} rows of {shape.name}"
+            )
         if len({lane.handle.slot for lane in frame.lanes}) != len(frame.lanes):
             raise ValueError(f"frame {frame.fence}: two lanes name the same slot")
         for lane in frame.lanes:
@@ -99,7 +101,9 @@ class FrameIo:
         if lane.tokens is not None:
             self._check_tokens(where, lane, pages)
         elif int(rows.ended[slot]) == RUNNING and int(rows.committed[slot]) > pages * PAGE_TOKENS:
-            raise ValueError(f"{where}: pages hold {pages * PAGE_TOKENS} tokens; position {int(rows.committed[slot])} has none")
+            raise ValueError(
+                f"{where}: pages hold {pages * PAGE_TOKENS} tokens; position {int(rows.committed[slot])} has none"
+            )
         history = lane.history
         if history is not None and len(history.token_ids) > self._buffers.history_tokens.shape[1]:
             raise ValueError(f"{where}: history has {len(history.token_ids)} tokens; more than a context holds")

@@ -36,7 +36,10 @@ class ReferenceStep:
         slots = self.buffers.slot[:lanes].tolist()
         active = [lane for lane, slot in enumerate(slots) if self.rows.ended[slot] == RUNNING]
         if active:
-            spans = [self._span(i, 1, slots[lane], int(self.rows.committed[slots[lane]]) - 1) for i, lane in enumerate(active)]
+            spans = [
+                self._span(i, 1, slots[lane], int(self.rows.committed[slots[lane]]) - 1)
+                for i, lane in enumerate(active)
+            ]
             tokens = torch.stack([self.rows.pending[slots[lane]] for lane in active]).long()
             hidden = self.decoder.forward(tokens, spans, self.kv)
             self._draw(active, hidden)
@@ -96,7 +99,11 @@ class ReferenceStep:
     def _score(self, spans: list[Span], hidden: torch.Tensor) -> None:
         """Score the targets of all prompt rows, `SCORED_BLOCK` rows of logits at a time."""
         buffers = self.buffers
-        wanted = [int(self.rows.prompt_logprobs[int(buffers.slot[lane])]) for lane, span in enumerate(spans) for _ in range(span.rows)]
+        wanted = [
+            int(self.rows.prompt_logprobs[int(buffers.slot[lane])])
+            for lane, span in enumerate(spans)
+            for _ in range(span.rows)
+        ]
         for first in range(0, len(hidden), SCORED_BLOCK):
             logits = self.decoder.logits(hidden[first : first + SCORED_BLOCK])
             for offset in range(len(logits)):

@@ -61,7 +61,7 @@ public:
   }
 
 private:
-  static constexpr int SPINS = 200; // microseconds; then let whoever else needs the core have it
+  static constexpr int SPINS = 60; // a few microseconds; then let whoever else needs the core have it
 
   template <class Ready> static void wait(Ready ready) {
     for (int spin = 0; !ready(); spin++)

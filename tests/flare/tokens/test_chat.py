@@ -55,6 +55,10 @@ THINKING = (
     "{{ '<|im_start|>' + m.role + '\n' + content + '<|im_end|>\n' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
+LAST_THINKS = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n"
+    "{% if loop.last and m.role == 'assistant' %}<think></think>{% endif %}{{ m.content }}<|im_end|>{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
 LAST_DIFFERS = (
     "{% for m in messages %}<|user|>{{ m.content }}{% if not loop.last %}<|im_end|>{% endif %}{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>{% endif %}"
@@ -156,6 +160,11 @@ def test_merges_cross_the_ends_of_messages_where_no_control_token_stands() -> No
             ALTERNATING,
             [user("a"), assistant("b"), user("c")],
             ["<s>[INST] a [/INST]", "b<|im_end|>", "[INST] c [/INST]"],
+        ),
+        (
+            LAST_THINKS,
+            [user("a"), assistant("b"), user("c")],
+            ["<|im_start|>user\na<|im_end|>", "<|im_start|>assistant\nb<|im_end|>", "<|im_start|>user\nc<|im_end|>"],
         ),
         (
             THINKING,

@@ -1,0 +1,143 @@
+"""A program driven by hand, without a device or a thread.
+
+Owns rows, buffers and pages of one program, and gives slots their pages. Surprising rule: pages are dealt out in the
+order that the test asks for, so that indirection is part of every comparison.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+
+from flare.cache import cache_dir
+from flare.graphs.cpu.build import native_library
+from flare.graphs.cpu.native import NativeStep
+from flare.graphs.frames import Binding, Frame, History, LaneInput, LaneResult, Sampling
+from flare.graphs.memory.pages import PAGE_TOKENS, KvPages
+from flare.graphs.models.config import ModelConfig
+from flare.graphs.models.decoder import Decoder
+from flare.graphs.models.source import Int4Groups, WeightSource
+from flare.graphs.programs.buffers import StepBuffers
+from flare.graphs.programs.frame_io import FrameIo
+from flare.graphs.programs.reference import ReferenceStep
+from flare.graphs.programs.rows import StateRows
+from flare.graphs.programs.step import StepProgram
+from flare.machines.graph import GraphKind, GraphShape
+from flare.machines.ids import Fence, PageId, RequestHandle
+
+GREEDY = Sampling(temperature=0.0)
+ROWS = 128
+Make = Callable[[ModelConfig, WeightSource, StateRows, StepBuffers, int], StepProgram]
+
+
+@dataclass(frozen=True)
+class Tensors:
+    """A weight source over tensors in memory, none of them stored in four bits."""
+
+    tensors: Mapping[str, torch.Tensor]
+
+    def tensor(self, name: str) -> torch.Tensor:
+        """A float32 tensor by its Hugging Face name."""
+        return self.tensors[name].float()
+
+    def int4_group32(self, name: str) -> Int4Groups | None:
+        """None is."""
+        return None
+
+
+def reference(
+    config: ModelConfig, source: WeightSource, rows: StateRows, buffers: StepBuffers, pages: int
+) -> ReferenceStep:
+    """The float32 program."""
+    decoder = Decoder(config, source, rows.page_table.shape[1] * PAGE_TOKENS, torch.float32)
+    return ReferenceStep(decoder, rows, buffers, KvPages.allocate(config, pages, torch.float32))
+
+
+def native(config: ModelConfig, source: WeightSource, rows: StateRows, buffers: StepBuffers, pages: int) -> NativeStep:
+    """The compiled program, on two threads."""
+    kv = KvPages.allocate(config, pages, torch.bfloat16)
+    return NativeStep(native_library(cache_dir()), config, source, rows, buffers, kv, threads=2)
+
+
+@dataclass
+class Driver:
+    """One program with `slots` slots of at most `max_model_len` tokens."""
+
+    make: Make
+    config: ModelConfig
+    source: WeightSource
+    slots: int = 4
+    max_model_len: int = 256
+    shuffle: int | None = None
+    program: StepProgram = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Allocate everything; `shuffle` seeds the order of pages (None: rising)."""
+        each = -(-self.max_model_len // PAGE_TOKENS)
+        rows = StateRows.allocate(self.slots, self.max_model_len)
+        buffers = StepBuffers.allocate(self.slots, ROWS, self.max_model_len)
+        self.program = self.make(self.config, self.source, rows, buffers, each * self.slots)
+        self._io = FrameIo(rows, buffers, each * self.slots, self.config.vocab)
+        order = np.arange(each * self.slots)
+        if self.shuffle is not None:
+            np.random.default_rng(self.shuffle).shuffle(order)
+        self._pages = [tuple(PageId(int(page)) for page in part) for part in order.reshape(self.slots, each)]
+        self._generation = 0
+
+    def run(self, shape: GraphShape, lanes: Sequence[LaneInput]) -> tuple[LaneResult, ...]:
+        """One checked frame, written, run and read."""
+        frame = Frame(Fence(1), shape, tuple(lanes))
+        self._io.check(frame)
+        self._io.write(frame)
+        if shape.kind is GraphKind.DECODE:
+            self.program.decode(len(lanes))
+        else:
+            self.program.prefill(len(lanes), shape.kind is GraphKind.SCORED_PREFILL)
+        return self._io.read(frame)
+
+    def prompt(
+        self,
+        slot: int,
+        ids: Sequence[int],
+        sampling: Sampling = GREEDY,
+        *,
+        chunk: int = ROWS,
+        limit: int = 64,
+        stop: tuple[int, ...] = (),
+        logprobs: int | None = None,
+        prompt_logprobs: int | None = None,
+        history: History | None = None,
+    ) -> tuple[RequestHandle, list[LaneResult]]:
+        """Prefill a fresh generation in chunks of `chunk` tokens, scored if `prompt_logprobs` is not None."""
+        self._generation += 1
+        handle = RequestHandle(slot, self._generation)
+        binding = Binding(self._pages[slot], sampling, stop, limit, logprobs, prompt_logprobs)
+        kind = GraphKind.PREFILL if prompt_logprobs is None else GraphKind.SCORED_PREFILL
+        results: list[LaneResult] = []
+        for start in range(0, len(ids), chunk):
+            part = np.array(ids[start : start + chunk], np.int32)
+            end = start + len(part)
+            target = ids[end] if end < len(ids) else None
+            bound = binding if start == 0 else None
+            lane = LaneInput(handle, start, target is None, part, target, bound, history if target is None else None)
+            results.extend(self.run(GraphShape(kind, 1, ROWS), [lane]))
+        return handle, results
+
+    def decode(
+        self, handles: Sequence[RequestHandle], histories: Sequence[History | None] | None = None
+    ) -> tuple[LaneResult, ...]:
+        """One decode step over these rows, in this order."""
+        notes = histories or [None] * len(handles)
+        lanes = [LaneInput(handle, 0, True, history=note) for handle, note in zip(handles, notes, strict=True)]
+        return self.run(GraphShape(GraphKind.DECODE, self.slots), lanes)
+
+    def generate(self, slot: int, ids: Sequence[int], sampling: Sampling = GREEDY, *, limit: int = 16) -> list[int]:
+        """A whole answer, alone."""
+        handle, results = self.prompt(slot, ids, sampling, limit=limit)
+        tokens = list(results[-1].tokens)
+        while len(tokens) < limit:
+            tokens.extend(self.decode([handle])[0].tokens)
+        return tokens
