@@ -126,13 +126,14 @@ class Job:
             return None, False
         self.produced += len(result.tokens)
         self._output.update(result.tokens)
-        piece = self._assembler.push(result.tokens, final=ended is not None)
+        visible = len(result.tokens) - (ended is EndReason.STOP)  # the token that stops has no text, whatever it is
+        piece = self._assembler.push(result.tokens[:visible], final=ended is not None)
         stopped = piece.stopped_by is not None
         finish = FinishReason.STOP if stopped else None if ended is None else FinishReason(ended.value)
         delta = Delta(
             text=piece.text,
             tokens=self._scored(result),
-            offsets=piece.offsets,
+            offsets=piece.offsets + (self._assembler.characters,) * (len(result.tokens) - visible),
             prompt_scores=self._release_prompt_scores(),
             completion_tokens=self.produced,
             finish_reason=finish,

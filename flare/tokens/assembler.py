@@ -58,6 +58,11 @@ class TextAssembler:
     def stopped_by(self) -> str | None:
         return self._stopped_by
 
+    @property
+    def characters(self) -> int:
+        """Characters of the visible text so far; those held back are among them."""
+        return self._chars
+
     def push(self, tokens: Sequence[int], final: bool = False) -> Piece:
         """Take tokens and return the text that can leave. `final` flushes what is held. After a stop or the final
         push nothing more comes out."""

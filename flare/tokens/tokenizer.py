@@ -88,7 +88,8 @@ class Tokenizer:
 
     def _encoding(self, text: str, parse_special: bool) -> tokenizers.Encoding:
         inner = self._parsing if parse_special else self._literal
-        return inner.encode(replace_surrogates(text), add_special_tokens=False)
+        # The batch call lets other threads have the interpreter while it works; a long text would stall the event loop.
+        return inner.encode_batch([replace_surrogates(text)], add_special_tokens=False)[0]
 
     def decode(self, ids: Sequence[int], skip_special: bool = True) -> str:
         """Joined bytes as UTF-8, each maximal bad sequence as one U+FFFD. Unknown ids have no bytes."""

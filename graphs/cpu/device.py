@@ -37,9 +37,9 @@ class CpuDevice:
     """A `Device` that runs a decoder of the Llama family on CPU cores.
 
     `request_slots` state rows; requests of at most `max_model_len` tokens; `kv_bytes` of KV pages. `dtype` "auto" is
-    the fastest mix that keeps quality, "float32" the exact reference. `threads` cores are used. `eager` runs plain torch
-    without compiling anything; `cache_dir` keeps compiled code between starts. `warn` is called with sentences for
-    people. Raises ValueError, naming the argument, for what cannot work.
+    the fastest mix that keeps quality, "float32" the exact reference. `threads` cores are used. `eager` runs plain
+    torch without compiling anything; `cache_dir` keeps compiled code between starts. `warn` is called with sentences
+    for people. Raises ValueError, naming the argument, for what cannot work.
     """
 
     def __init__(

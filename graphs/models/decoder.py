@@ -217,5 +217,5 @@ class Decoder:
         if config.sliding_window is not None:
             hidden |= columns <= positions[:, None] - config.sliding_window
         weights = scores.masked_fill(hidden, float("-inf")).softmax(-1)
-        mixed = weights.reshape(config.kv_heads, -1, k.shape[-1]) @ v
+        mixed: torch.Tensor = weights.reshape(config.kv_heads, -1, k.shape[-1]) @ v
         return mixed.view(config.kv_heads, -1, rows, config.head_dim).permute(2, 0, 1, 3).reshape(rows, -1)

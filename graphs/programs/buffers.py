@@ -19,8 +19,8 @@ class StepBuffers:
     """Inputs and outputs for at most L lanes and R prompt rows. int32, but log-probabilities, which are float32.
 
     Inputs: of each lane its `slot`, `start` position, number of `rows`, whether it `emits`; its history (`seen`
-    distinct tokens: `history_tokens`, `history_counts` [L, H]) and `banned_count` `banned` tokens [L, STOP_TOKENS_MAX]. Of each
-    prompt row its `tokens` and `targets` (-1: not scored).
+    distinct tokens: `history_tokens`, `history_counts` [L, H]) and `banned_count` `banned` tokens
+    [L, STOP_TOKENS_MAX]. Of each prompt row its `tokens` and `targets` (-1: not scored).
     Outputs: of each lane the drawn `token` (-1: none), its `logprob`, and alternatives [L, ALTERNATIVES_MAX]; of each
     prompt row the target's log-probability and alternatives [R, ALTERNATIVES_MAX].
     """

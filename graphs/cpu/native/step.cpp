@@ -5,62 +5,13 @@
 // barrier after each part; many rows are shared out by rows, each thread taking a block of them through a whole layer.
 #include "attention.hpp"
 #include "gemm.hpp"
+#include "records.hpp"
 #include "sampling.hpp"
 #include "team.hpp"
 #include <algorithm>
 #include <chrono>
 
 using namespace flare;
-
-extern "C" {
-struct FlareLayer {
-  Linear qkv, output, gate_up, down;
-  const float *input_norm, *mlp_norm, *query_norm, *key_norm;
-};
-struct FlareModel {
-  int64_t hidden, layers, heads, kv_heads, head_dim, intermediate, vocab, window;
-  double norm_eps;
-  const FlareLayer *layer;
-  Linear embedding, head;
-  const float *final_norm, *rotary;
-};
-struct FlareRows {
-  int32_t *pending, *committed, *remaining, *ended, *page_table;
-  int64_t table_pages;
-  int32_t *stop_tokens, *stop_count;
-  int64_t stop_tokens_max;
-  float *temperature;
-  int32_t *top_k;
-  float *top_p, *min_p;
-  int64_t *seed;
-  float *presence, *frequency, *repetition;
-  int32_t *bias_tokens;
-  float *bias_values;
-  int32_t *bias_count;
-  int64_t bias_max;
-  int32_t *logprobs, *prompt_logprobs;
-};
-struct FlareBuffers {
-  int32_t *slot, *start, *rows, *emits, *seen, *history_tokens, *history_counts;
-  int64_t history_max;
-  int32_t *banned_count, *banned;
-  int64_t banned_max;
-  int32_t *tokens, *targets, *token;
-  float *logprob;
-  int32_t *top_tokens;
-  float *top_logprobs, *row_logprob;
-  int32_t *row_top_tokens;
-  float *row_top_logprobs;
-  int64_t alternatives_max;
-};
-struct FlareSpace {
-  uint16_t *keys, *values;
-  int64_t pages;
-  float *x, *qkv, *attended, *logits, *thread_scratch;
-  int64_t rows_max, logits_rows, scratch_floats;
-  Activations narrow, heads, wide, last;
-};
-}
 
 namespace {
 

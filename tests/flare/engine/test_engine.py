@@ -65,6 +65,19 @@ async def test_eos_ends_without_text_and_counts() -> None:
         await rig.settled()
 
 
+async def test_a_named_stop_token_counts_and_has_no_text() -> None:
+    async with running() as rig:
+        (plain,) = rig.engine.submit([request(max_tokens=12)])
+        text = "".join(delta.text for delta in await collect(plain))
+        forced = Sampling(temperature=0.0, logit_bias=((ord("#"), 100.0),))
+        (stopped,) = rig.engine.submit([request(max_tokens=12, sampling=forced, stop_token_ids=(ord("#"),))])
+        deltas = await collect(stopped)
+        assert "".join(delta.text for delta in deltas) == ""
+        assert (deltas[-1].completion_tokens, deltas[-1].stop_reason) == (1, ord("#"))
+        assert deltas[-1].offsets == (0,) and "#" not in text
+        await rig.settled()
+
+
 async def test_a_stop_string_ends_at_its_first_character() -> None:
     async with running() as rig:
         (plain,) = rig.engine.submit([request(max_tokens=12)])

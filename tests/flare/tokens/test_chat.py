@@ -57,7 +57,8 @@ THINKING = (
 )
 LAST_THINKS = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n"
-    "{% if loop.last and m.role == 'assistant' %}<think></think>{% endif %}{{ m.content }}<|im_end|>{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    "{% if loop.last and m.role == 'assistant' %}<think></think>{% endif %}"
+    "{{ m.content }}<|im_end|>{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 LAST_DIFFERS = (
     "{% for m in messages %}<|user|>{{ m.content }}{% if not loop.last %}<|im_end|>{% endif %}{% endfor %}"
