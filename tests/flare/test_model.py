@@ -13,6 +13,7 @@ import torch
 
 from flare.default_model import DEFAULT_MODEL
 from flare.model import DEFAULT_NAME, Model, ModelError, open_model
+from tests.graphs.models.test_formats import check as check_logits
 from tests.hub_server import hub_server
 from tests.tiny_models import tiny_config, write_gguf, write_safetensors
 from tests.tiny_tokenizers import byte_level_json, byte_level_metadata
@@ -100,6 +101,7 @@ def test_a_hub_id_and_again_without_a_network(hub: tuple[Path, list[str]], monke
     model = opened("owner/Tiny-1")
     assert model.name == "owner/Tiny-1"
     check(model, tensors)
+    check_logits(model.config, model.weights, tensors)
     assert not any("pytorch_model" in path for path in requested)
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
     check(opened("owner/Tiny-1"), tensors)
