@@ -75,21 +75,19 @@ def serve(config_file: Path | None, overrides: dict[str, object]) -> int:
         return 2
     configure_logging(json_lines=settings.log_json, trace=trace)
     sys.setswitchinterval(SWITCH_INTERVAL_S)
+    status = 2
     try:
         with LoadProgress() as progress:
             model = open_model(settings.model, progress.fetching)
         parts = compose(settings, policy, catalog, model, cpu_device(settings, catalog, model), trace)
         with _listen(settings) as listener:
-            status: int = anyio.run(
-                serve_parts, settings, catalog, parts, listener, backend_options={"use_uvloop": True}
-            )
-            return status
-    except (ModelError, ConfigError) as error:
-        print(f"flare run: {error}", file=sys.stderr)
-        return 2
+            status = anyio.run(serve_parts, settings, catalog, parts, listener, backend_options={"use_uvloop": True})
+    except* (ModelError, ConfigError) as refused:  # weights are read within a task group
+        print(f"flare run: {refused.exceptions[0]}", file=sys.stderr)
     finally:
         if trace is not None:
             trace.close()
+    return status
 
 
 @dataclass(frozen=True, slots=True)

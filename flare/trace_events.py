@@ -11,8 +11,10 @@ from __future__ import annotations
 
 import msgspec
 
+from flare.machines.events import SubmitFrame
 from flare.machines.ids import Fence, RequestHandle, RequestId
-from flare.machines.selection.view import LaneWork, Phase, Plan, Reason, View
+from flare.machines.selection.view import LaneWork, Phase, Reason, View
+from flare.machines.slot import Participant
 
 
 class TraceOpened(msgspec.Struct, frozen=True, tag_field="event", tag="trace.opened"):
@@ -59,12 +61,22 @@ class LaneEntry(msgspec.Struct, frozen=True):
     tokens: int
 
 
+class PriceEntry(msgspec.Struct, frozen=True):
+    """Normalized service prices of a request, scaled as scores are: 1 is full speed, 10 a tenth of it; None: not yet
+    set, or nothing measured."""
+
+    token: float | None
+    delivery: float | None
+
+
 class PlanCommitted(msgspec.Struct, frozen=True, tag_field="event", tag="plan.committed"):
     """A plan was chosen and committed as frame `fence`; `n` counts plans from 1.
 
     `logical_tokens` is the work of all lanes. `duration_ns` 0: unknown (then `observation_age_ns` is None). `score` is
     the scaled selection value rate (value/ms × exp(−log_scale)). `exploration_credit` is in ns of execution.
-    `ages_ms` has the projected output age of each decoding slot. `view` is there with --trace-views alone.
+    `frames_ahead` counts the frames in flight that it is queued behind. `ages_ms` has the projected output age of each
+    decoding slot, `prices` the projected prices of each slot beside the best that the catalog could do for it. `view` is
+    there with --trace-views alone.
     """
 
     at_ns: int
@@ -80,7 +92,9 @@ class PlanCommitted(msgspec.Struct, frozen=True, tag_field="event", tag="plan.co
     reason: Reason
     queued_requests: int
     queued_tokens: int
+    frames_ahead: int
     ages_ms: dict[int, float]
+    prices: dict[int, PriceEntry]
     exploration_credit: int = 0
     view: View | msgspec.UnsetType = msgspec.UNSET
 
@@ -106,12 +120,26 @@ def lane_entries(lanes: tuple[LaneWork, ...]) -> tuple[LaneEntry, ...]:
     return tuple(LaneEntry(lane.slot, lane.generation, lane.start, lane.tokens) for lane in lanes)
 
 
-def plan_committed(n: int, fence: Fence, plan: Plan, view: View, *, with_view: bool) -> PlanCommitted:
-    """The event for `plan`, chosen from `view` and committed as frame `fence`."""
+def _prices(participants: tuple[Participant, ...], view: View) -> dict[int, PriceEntry]:
+    """Each slot's prices beside the normalizers that the commit froze."""
+    rates = {participant.handle.slot: (participant.token_rate, participant.sigma_ms) for participant in participants}
+    found = {}
+    for row in view.requests:
+        rate, sigma_ms = rates.get(row.slot, (None, None))
+        found[row.slot] = PriceEntry(
+            None if row.token_price is None or rate is None else row.token_price * rate,
+            None if row.delivery_price is None or sigma_ms is None else row.delivery_price / sigma_ms,
+        )
+    return found
+
+
+def plan_committed(n: int, submit: SubmitFrame, view: View, *, with_view: bool) -> PlanCommitted:
+    """The event for plan number `n`, chosen from `view` and submitted as a frame."""
+    plan = submit.plan
     return PlanCommitted(
         at_ns=view.now_ns,
         n=n,
-        fence=fence,
+        fence=submit.fence,
         shape=plan.shape.name,
         lanes=lane_entries(plan.lanes),
         logical_tokens=sum(lane.tokens for lane in plan.lanes),
@@ -122,6 +150,8 @@ def plan_committed(n: int, fence: Fence, plan: Plan, view: View, *, with_view: b
         reason=plan.reason,
         queued_requests=view.queued_requests,
         queued_tokens=view.queued_tokens,
+        frames_ahead=len(view.window),
         ages_ms={row.slot: row.age_ms for row in view.requests if row.phase is Phase.DECODE},
+        prices=_prices(submit.participants, view),
         view=view if with_view else msgspec.UNSET,
     )

@@ -69,9 +69,10 @@ class History:
 class LaneInput:
     """One request in a frame.
 
-    Prefill: `tokens` int32[n] are consumed from position `start`, and the last of the prompt (`emits`) samples the first
-    output token. `target` is the token that follows the chunk (scored prefill of a chunk that is not the last scores
-    it); None at the end of the prompt. Decode: `tokens` is None, and the row's pending token is read from device state.
+    Prefill: `tokens` int32[n] are consumed from position `start`, and the last of the prompt (`emits`) samples the
+    first output token. `target` is the token that follows the chunk (scored prefill of a chunk that is not the last
+    scores it); None at the end of the prompt. Decode: `tokens` is None, and the row's pending token is read from device
+    state.
     """
 
     handle: RequestHandle

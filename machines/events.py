@@ -13,6 +13,7 @@ from .graph import GraphShape
 from .ids import Fence, PageId, RequestHandle, RequestId
 from .request import EndReason, RequestSpec
 from .selection.view import LaneWork, Plan, Reason
+from .slot import Participant
 
 
 class Arrive(msgspec.Struct, frozen=True):
@@ -90,11 +91,12 @@ class Dispatch(msgspec.Struct, frozen=True):
 
 
 class SubmitFrame(msgspec.Struct, frozen=True):
-    """Hand this frame to the device."""
+    """Hand this frame to the device. `participants` are those that its commit froze."""
 
     fence: Fence
     plan: Plan
     lanes: tuple[Dispatch, ...]
+    participants: tuple[Participant, ...]
 
 
 class Deliver(msgspec.Struct, frozen=True):

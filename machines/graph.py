@@ -2,7 +2,7 @@
 
 Owns the kinds of graph and the extents that tell two of them apart; a duration estimate belongs to exactly one
 `GraphShape`. Does not own programs, buffers or estimates. Surprising rule: how many rows a frame really uses is not
-part of the identity, since a captured program does the work of all its rows.
+part of the identity: extents are fixed and lengths are data, even where a program skips the rows that are empty.
 """
 
 from __future__ import annotations

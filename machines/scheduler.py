@@ -7,6 +7,7 @@ rule: a completion is validated lane by lane before anything changes; one malfor
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 
 from .accounting import Accounting
@@ -130,6 +131,16 @@ class Scheduler:
         """No request is known and no frame is in flight."""
         return not self.requests and not self._order
 
+    def refuses(self, asked: Sequence[tuple[int, int]]) -> bool:
+        """Whether the queue has no room for requests of these (prompt tokens, output tokens at most), all or none.
+
+        Those that find a slot and pages at once do not wait; while others wait, nobody does before them.
+        """
+        slots = 0 if self.waiting.requests else self.free_slots
+        needed = itertools.accumulate(self.pages.needed(prompt + output) for prompt, output in asked[:slots])
+        waiting = asked[sum(pages <= self.pages.free for pages in needed) :]
+        return self.waiting.refuses(len(waiting), sum(prompt for prompt, _ in waiting))
+
     def view(self, now_ns: int) -> View:
         """The frozen snapshot that a decision reads."""
         return take_view(
@@ -232,7 +243,7 @@ class Scheduler:
         self._move_slot(frame, Submit(now_ns, start_ns + plan.duration_ns, isolated=not self._order), effects)
         self._order.append(frame)
         self.durations.attempt(plan.shape, now_ns)
-        effects.append(SubmitFrame(fence, plan, tuple(lanes)))
+        effects.append(SubmitFrame(fence, plan, tuple(lanes), commit.participants))
         return effects
 
     def _participants(self, plan: Plan, view: View) -> tuple[Participant, ...]:

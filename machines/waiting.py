@@ -51,15 +51,13 @@ class WaitingQueue:
         """Prompt tokens of the requests that wait."""
         return self._tokens
 
-    def refuses(self, requests: int, tokens: int, slots_free: int) -> bool:
-        """Whether the queue has no room for so many more. Requests that find a free slot at once do not queue.
-
-        While others wait, a slot is free only for want of pages, and nobody finds it.
-        """
-        beyond = requests if self._requests else max(0, requests - slots_free)
-        if self._requests_max is not None and beyond and self._requests + beyond > self._requests_max:
+    def refuses(self, requests: int, tokens: int) -> bool:
+        """Whether so many more requests, with so many prompt tokens, may not wait. None never pass a bound."""
+        if not requests:
+            return False
+        if self._requests_max is not None and self._requests + requests > self._requests_max:
             return True
-        return self._tokens_max is not None and beyond > 0 and self._tokens + tokens > self._tokens_max
+        return self._tokens_max is not None and self._tokens + tokens > self._tokens_max
 
     def push(self, request: Request) -> None:
         """Add a request behind its client's others."""

@@ -97,8 +97,7 @@ class Engine:
             self._metrics.rejected(self._health.value)
             raise engine_api.NotServing(f"the server is {self._health.value}")
         scheduler = self._scheduler
-        tokens = sum(len(request.prompt) for request in requests)
-        if scheduler.waiting.refuses(len(requests), tokens, scheduler.free_slots):
+        if scheduler.refuses([(len(request.prompt), request.max_tokens) for request in requests]):
             self._metrics.rejected("queue_full")
             raise engine_api.QueueFull(self._retry_after_s())
         now_ns = self._clock()
@@ -125,8 +124,9 @@ class Engine:
         request_id = RequestId(next(self._ids))
         stream = Stream(lambda: self._cancel(request_id))
         job = Job(request_id, request, stream, self._assembler(request), self._eos_ids, now_ns)
+        effects = self._scheduler.apply(Arrive(request_id, job.spec), now_ns)
         self._jobs[request_id] = job
-        self._execute(self._scheduler.apply(Arrive(request_id, job.spec), now_ns), (), now_ns)
+        self._execute(effects, (), now_ns)
         self._wake.set()
         return stream
 
@@ -273,8 +273,10 @@ class Engine:
         self._health = Health.DEAD
         self._log.error("engine.dead", reason=reason)
         for job in self._jobs.values():
+            self._metrics.request_failed()
             job.stream.fail(engine_api.RequestFailed(reason))
         self._jobs.clear()
+        self._metrics.set_gauges(0, 0, 0.0)
         self._idle.set()
 
 

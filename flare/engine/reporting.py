@@ -40,7 +40,7 @@ class Reporter:
         """Report a plan that was committed."""
         self._plans += 1
         if self._trace is not None:
-            self._trace.emit(plan_committed(self._plans, submit.fence, submit.plan, view, with_view=self._views))
+            self._trace.emit(plan_committed(self._plans, submit, view, with_view=self._views))
 
     @staticmethod
     def _moved(effect: Effect, now_ns: int, trace: TraceWriter) -> None:

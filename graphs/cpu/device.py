@@ -20,9 +20,9 @@ from ..device import DeviceLost, OnCompletion, OnProgress
 from ..frames import Binding, Completion, Frame, LaneInput, Sampling
 from ..memory.pages import PAGE_TOKENS, KvPages, page_bytes
 from ..models.config import ModelConfig
-from ..models.decoder import Decoder
 from ..models.source import WeightSource
 from ..programs.buffers import StepBuffers
+from ..programs.decoder import Decoder
 from ..programs.frame_io import FrameIo
 from ..programs.reference import ReferenceStep
 from ..programs.rows import StateRows

@@ -16,10 +16,10 @@ import torch
 
 from ..memory.pages import PAGE_TOKENS, KvPages
 from ..models.config import ModelConfig
-from ..models.decoder import EMBEDDING, FINAL_NORM, head_name, layer_names
 from ..models.rope import rotary_table
 from ..models.source import WeightSource
 from ..programs.buffers import StepBuffers
+from ..programs.decoder import EMBEDDING, FINAL_NORM, head_name, layer_names
 from ..programs.rows import ALTERNATIVES_MAX, LOGIT_BIAS_MAX, STOP_TOKENS_MAX, StateRows
 from .pack import GROUP, LANES, PackedLinear, interleaved_halves, pack_linear
 

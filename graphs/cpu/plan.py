@@ -16,9 +16,9 @@ from flare.machines.graph import GraphShape
 
 from ..memory.pages import PAGE_TOKENS, page_bytes
 from ..models.config import ModelConfig
-from ..models.decoder import layer_names
 from ..models.source import WeightSource
 from ..programs.buffers import StepBuffers
+from ..programs.decoder import layer_names
 
 DType = Literal["auto", "bfloat16", "float32"]
 

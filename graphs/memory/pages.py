@@ -30,7 +30,11 @@ class KvPages:
 
     @classmethod
     def allocate(cls, config: ModelConfig, pages: int, dtype: torch.dtype) -> KvPages:
-        """Zeroed storage; zeros, so that what lies beyond a row's end is finite."""
+        """Storage filled with zeros, so that what lies beyond a row's end is finite.
+
+        The zeros are written, not promised: memory that the system cannot give is missed here and not in a request.
+        """
         inner = (config.head_dim, PAGE_TOKENS)
         lead = (config.layers, pages, config.kv_heads)
-        return cls(torch.zeros(*lead, *inner, dtype=dtype), torch.zeros(*lead, *inner[::-1], dtype=dtype))
+        keys = torch.empty(*lead, *inner, dtype=dtype).zero_()
+        return cls(keys, torch.empty(*lead, *inner[::-1], dtype=dtype).zero_())

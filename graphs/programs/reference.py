@@ -11,8 +11,8 @@ import time
 import torch
 
 from ..memory.pages import PAGE_TOKENS, KvPages
-from ..models.decoder import Decoder, Span
 from .buffers import StepBuffers
+from .decoder import Decoder, Span
 from .rows import ENDED_LENGTH, ENDED_STOP, RUNNING, StateRows
 from .sampling import sample, score
 

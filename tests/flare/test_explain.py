@@ -11,6 +11,7 @@ from rich.console import Console
 
 from flare.cli import main
 from flare.explain import check_all, differences, explain_plan, why
+from flare.machines.events import SubmitFrame
 from flare.machines.ids import Fence
 from flare.machines.selection.select import select
 from flare.machines.selection.view import View
@@ -39,7 +40,7 @@ def sentence(seen: View) -> str:
 def plan_for(seen: View) -> PlanCommitted:
     plan = select(seen).plan
     assert plan is not None
-    return plan_committed(1, Fence(1), plan, seen, with_view=True)
+    return plan_committed(1, SubmitFrame(Fence(1), plan, (), ()), seen, with_view=True)
 
 
 def test_every_logged_decision_comes_out_the_same(tmp_path: Path, console: Console) -> None:

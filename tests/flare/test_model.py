@@ -13,7 +13,7 @@ import torch
 
 from flare.default_model import DEFAULT_MODEL
 from flare.model import DEFAULT_NAME, Model, ModelError, open_model
-from tests.graphs.models.test_formats import check as check_logits
+from tests.graphs.programs.test_formats import check as check_logits
 from tests.hub_server import hub_server
 from tests.tiny_models import tiny_config, write_gguf, write_safetensors
 from tests.tiny_tokenizers import byte_level_json, byte_level_metadata

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from pathlib import Path
 
+from flare.machines.events import SubmitFrame
 from flare.machines.ids import Fence
 from flare.machines.selection.select import select
 from flare.machines.selection.view import View
@@ -39,7 +40,7 @@ def committed(count: int) -> list[PlanCommitted]:
         plan = select(seen).plan
         if plan is not None:
             n = len(plans) + 1
-            plans.append(plan_committed(n, Fence(n), plan, seen, with_view=True))
+            plans.append(plan_committed(n, SubmitFrame(Fence(n), plan, (), ()), seen, with_view=True))
     return plans
 
 

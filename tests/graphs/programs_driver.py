@@ -18,9 +18,9 @@ from flare.graphs.cpu.native import NativeStep
 from flare.graphs.frames import Binding, Frame, History, LaneInput, LaneResult, Sampling
 from flare.graphs.memory.pages import PAGE_TOKENS, KvPages
 from flare.graphs.models.config import ModelConfig
-from flare.graphs.models.decoder import Decoder
 from flare.graphs.models.source import Int4Groups, WeightSource
 from flare.graphs.programs.buffers import StepBuffers
+from flare.graphs.programs.decoder import Decoder
 from flare.graphs.programs.frame_io import FrameIo
 from flare.graphs.programs.reference import ReferenceStep
 from flare.graphs.programs.rows import StateRows

@@ -33,7 +33,14 @@ SHARE = 8.0
 class Rig:
     """A scheduler at `now_ns`; `known` graphs are measured at its start."""
 
-    def __init__(self, *, slots: int = 4, pages: int = 64, known: Sequence[GraphShape] = CATALOG) -> None:
+    def __init__(
+        self,
+        *,
+        slots: int = 4,
+        pages: int = 64,
+        known: Sequence[GraphShape] = CATALOG,
+        waiting: WaitingQueue | None = None,
+    ) -> None:
         self.now_ns = 1_000 * MS
         durations = DurationTable(CATALOG, TTL_NS)
         for shape in known:
@@ -43,7 +50,7 @@ class Rig:
             PolicyRow(64.0, 16.0, 4.0, 0.1, SHARE),
             slots=slots,
             pages=PagePool(pages, 4),
-            waiting=WaitingQueue(None, None),
+            waiting=waiting or WaitingQueue(None, None),
             durations=durations,
             adaptation_ms=ADAPTATION_MS,
         )

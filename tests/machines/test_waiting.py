@@ -117,37 +117,26 @@ def test_clients_that_are_away_longest_are_forgotten() -> None:
     assert queue.service("client-1") == 5
 
 
-@pytest.mark.parametrize(
-    ("waiting", "asked", "slots_free", "refused"),
-    [
-        (0, 2, 2, False),
-        (0, 3, 2, False),
-        (0, 4, 2, False),
-        (0, 5, 2, True),
-        (1, 1, 0, False),
-        (2, 1, 0, True),
-        (2, 1, 3, True),
-        (1, 2, 3, True),
-    ],
-)
-def test_requests_beyond_the_bound_are_refused(waiting: int, asked: int, slots_free: int, refused: bool) -> None:
-    """At most two may wait; those that find a free slot do not wait, and nobody does so before others that wait."""
+@pytest.mark.parametrize(("waiting", "more", "refused"), [(0, 2, False), (0, 3, True), (1, 1, False), (2, 1, True)])
+def test_requests_beyond_the_bound_are_refused(waiting: int, more: int, refused: bool) -> None:
     queue = WaitingQueue(2, None)
     for number in range(waiting):
         queue.push(request_of(number, "a"))
-    assert queue.refuses(asked, asked * 10, slots_free) is refused
+    assert queue.refuses(more, more * 10) is refused
 
 
-@pytest.mark.parametrize(("tokens", "slots_free", "refused"), [(20, 0, False), (21, 0, True), (500, 1, True)])
-def test_tokens_beyond_the_bound_are_refused(tokens: int, slots_free: int, refused: bool) -> None:
+@pytest.mark.parametrize(("tokens", "refused"), [(20, False), (21, True)])
+def test_tokens_beyond_the_bound_are_refused(tokens: int, refused: bool) -> None:
     queue = WaitingQueue(None, 30)
     queue.push(request_of(1, "a"))
-    assert queue.refuses(1, tokens, slots_free) is refused
+    assert queue.refuses(1, tokens) is refused
 
 
-def test_a_prompt_of_any_length_may_have_a_free_slot() -> None:
-    assert WaitingQueue(0, 30).refuses(1, 500, 1) is False
+def test_nothing_more_is_never_refused() -> None:
+    queue = WaitingQueue(None, 30)
+    queue.push(request_of(1, "a", 40))
+    assert queue.refuses(0, 0) is False
 
 
 def test_an_unbounded_queue_refuses_nothing() -> None:
-    assert WaitingQueue(None, None).refuses(10_000, 10**9, 0) is False
+    assert WaitingQueue(None, None).refuses(10_000, 10**9) is False

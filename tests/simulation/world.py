@@ -146,7 +146,7 @@ class World:
         if self.calm:
             return
         spec, waiting = self.scenario.spec(self.rng), self.scheduler.waiting
-        if waiting.refuses(1, spec.prompt_tokens, self.scheduler.free_slots):
+        if self.scheduler.refuses([(spec.prompt_tokens, spec.max_tokens)]):
             assert self.scenario.requests_max is not None or self.scenario.tokens_max is not None
             self.counts["refused"] += 1
             self.counts["events"] += 1
@@ -161,7 +161,7 @@ class World:
         self.oracle.arrive(request, spec)
         self.apply(Arrive(request, spec))
         limit = self.scenario.requests_max
-        assert limit is None or waiting.requests <= limit + 1
+        assert limit is None or waiting.requests <= limit
         self.reached(request, "queued")
 
     def reached(self, request: RequestId, stage: str) -> None:

@@ -8,14 +8,17 @@ import anyio
 import anyio.lowlevel
 import pytest
 
+from flare.explain import logged_view
 from flare.graphs.device import DeviceLost
 from flare.graphs.frames import Sampling
 from flare.graphs.sim.timing import Fault, Faults, by_kind
 from flare.machines.graph import GraphKind
-from flare.machines.ids import Fence
+from flare.machines.ids import Fence, RequestHandle
+from flare.machines.selection.reference import normalizers
 from flare.request import Endpoints, FinishReason
 from flare.server.engine_api import Health, NotServing, QueueFull, RequestFailed, ServerStopping
 from flare.trace import open_trace
+from flare.trace_reader import read_plans
 from tests.flare.engine.harness import EOS, collect, request, running
 
 pytestmark = pytest.mark.asyncio
@@ -190,6 +193,15 @@ async def test_a_full_queue_refuses_all_or_none() -> None:
         assert b'reason="queue_full"} 2.0' in rig.metrics.render()
 
 
+async def test_a_free_slot_without_pages_is_no_way_past_the_queue() -> None:
+    async with running(slots=4, pages=4, queued=1) as rig:
+        with pytest.raises(QueueFull):
+            rig.engine.submit([request("x" * 16, 8) for _ in range(3)])
+        for stream in rig.engine.submit([request("x" * 16, 8) for _ in range(2)]):
+            await collect(stream)
+        await rig.settled()
+
+
 async def test_draining_lets_streams_end_and_refuses_new_ones() -> None:
     async with running() as rig:
         (stream,) = rig.engine.submit([request(max_tokens=30)])
@@ -236,6 +248,15 @@ async def test_each_plan_and_completion_is_in_the_trace(tmp_path: Path) -> None:
         await rig.settled()
         frames = len(rig.device.frames)
     trace.close()
+    for plan in read_plans(path):
+        view = logged_view(plan)
+        assert plan.frames_ahead == len(view.window)
+        for row in view.requests:
+            rate, sigma_ms = normalizers(view)[RequestHandle(row.slot, row.generation)]
+            price = plan.prices[row.slot]
+            assert price.token == (row.token_price * rate if row.token_price and rate else None)
+            assert price.delivery == (row.delivery_price / sigma_ms if row.delivery_price and sigma_ms else None)
+    assert plan.prices[0].token is not None and plan.prices[0].delivery is not None
     text = path.read_text()
     assert text.count('"event":"plan.committed"') == text.count('"event":"frame.completed"') == frames
     assert text.count('"event":"request.transition"') == 4
@@ -243,10 +264,14 @@ async def test_each_plan_and_completion_is_in_the_trace(tmp_path: Path) -> None:
 
 async def _lose_the_device() -> None:
     async with running(faults=Faults({Fence(3): Fault.LOST})) as rig:
-        for doomed in rig.engine.submit([request(max_tokens=30), request(max_tokens=30)]):
+        for doomed in rig.engine.submit([request(max_tokens=30) for _ in range(8)]):
             with pytest.raises(RequestFailed):
                 await collect(doomed)
         assert rig.engine.health is Health.DEAD
+        metrics = rig.metrics.render()
+        assert b'finished_reason="error",model_name="test"} 8.0' in metrics
+        assert b'num_requests_running{model_name="test"} 0.0' in metrics
+        assert b'num_requests_waiting{model_name="test"} 0.0' in metrics
         with pytest.raises(NotServing):
             rig.engine.submit([request()])
         await anyio.sleep_forever()

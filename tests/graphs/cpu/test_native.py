@@ -124,13 +124,13 @@ def test_draws_follow_the_distribution() -> None:
     counts = np.zeros(run.config.vocab)
     draws = 2000
     for seed in range(draws):
-        _, results = run.prompt(0, IDS[:2], Sampling(temperature=0.4, seed=seed))
+        _, results = run.prompt(0, IDS[:2], Sampling(temperature=0.25, seed=seed))
         counts[results[-1].tokens[0]] += 1
-    expected = (program.logits[0, : run.config.vocab] / 0.4).softmax(-1).numpy() * draws
+    expected = (program.logits[0, : run.config.vocab] / 0.25).softmax(-1).numpy() * draws
     often = expected >= 8
     chi_square = float(((counts[often] - expected[often]) ** 2 / expected[often]).sum())
     freedom = int(often.sum())
-    assert freedom > 10
+    assert freedom >= 10
     assert abs(chi_square - freedom) < 4 * np.sqrt(2 * freedom)
 
 

@@ -11,7 +11,7 @@ import torch
 from flare.graphs.cpu.native import LOGITS_ROWS, NativeStep
 from flare.graphs.frames import LaneResult
 from flare.graphs.memory.pages import PAGE_TOKENS, KvPages
-from flare.graphs.models.decoder import Decoder, Span
+from flare.graphs.programs.decoder import Decoder, Span
 from flare.model import Model
 from tests.graphs.programs_driver import Driver, native
 

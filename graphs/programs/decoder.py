@@ -14,9 +14,9 @@ import torch
 from torch.nn.functional import linear, silu
 
 from ..memory.pages import PAGE_TOKENS, KvPages
-from .config import ModelConfig
-from .rope import rotary_table, rotate
-from .source import WeightSource
+from ..models.config import ModelConfig
+from ..models.rope import rotary_table, rotate
+from ..models.source import WeightSource
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,14 +9,14 @@ import pytest
 import torch
 
 from flare.graphs.models.config import ModelConfig
-from flare.graphs.models.decoder import Decoder
 from flare.graphs.models.source import WeightSource
+from flare.graphs.programs.decoder import Decoder
 from flare.graphs.weights.gguf_config import gguf_config
 from flare.graphs.weights.gguf_file import open_gguf
 from flare.graphs.weights.gguf_source import SUPPORTED_TYPES, GgufSource
 from flare.graphs.weights.hf_config import hf_config
 from flare.graphs.weights.safetensors_source import SafetensorsSource
-from tests.graphs.models.test_decoder import IDS, TOLERANCE, forward, reference_model
+from tests.graphs.programs.test_decoder import IDS, TOLERANCE, forward, reference_model
 from tests.tiny_models import tiny_config, write_gguf, write_safetensors
 
 

@@ -22,7 +22,7 @@ from transformers import (
 
 from flare.graphs.memory.pages import PAGE_TOKENS, KvPages
 from flare.graphs.models.config import ModelConfig, RopeScaling
-from flare.graphs.models.decoder import Decoder, Span
+from flare.graphs.programs.decoder import Decoder, Span
 from flare.model import Model
 from tests.graphs.programs_driver import Driver, Tensors, reference
 from tests.tiny_models import tiny_config, tiny_tensors
