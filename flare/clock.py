@@ -1,6 +1,6 @@
 """The one place that reads time.
 
-Owns the process's monotonic clock. Does not own timers. Surprising rule: nothing else in the engine reads a clock; every
+Owns the process's monotonic clock. Does not own timers. Surprising rule: nothing else in the engine reads a clock; each
 machine is given its `now_ns`.
 """
 
