@@ -51,7 +51,7 @@ def checked_value(field: FieldInfo, value: object, where: str, *, text: bool = F
     try:
         result: object = msgspec.convert(value, field.type, strict=not text)
     except msgspec.ValidationError as error:
-        raise ConfigError(f"{where}: {error}") from None
+        raise ConfigError(f"{where}: {_choices(kind) or error}") from None
     if isinstance(result, float) and not math.isfinite(result):
         raise ConfigError(f"{where}: {result} is not a finite number")
     return result
@@ -82,6 +82,14 @@ def checked_table(
         if key not in fields:
             raise ConfigError(f"{where(key)}: unknown key; {nearest(key, fields)}")
     return {key: checked_value(fields[key], value, where(key), text=text) for key, value in table.items()}
+
+
+def _choices(kind: msgspec.inspect.Type) -> str | None:
+    """What to say of a field that takes one of a few words; None for other fields."""
+    for part in kind.types if isinstance(kind, msgspec.inspect.UnionType) else (kind,):
+        if isinstance(part, msgspec.inspect.LiteralType):
+            return f"must be one of {', '.join(map(str, part.values))}"
+    return None
 
 
 def _size(text: str, where: str) -> int:

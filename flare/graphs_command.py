@@ -63,15 +63,20 @@ def graphs(
             show_plan(console, *plan_graphs(config, given))
         else:
             show_running(console, running_graphs(url.rstrip("/").removesuffix("/v1"), api_key))
-    except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
+    except (httpx.InvalidURL, ValueError) as error:
         Console(stderr=True).print(f"error: {error}", style="red", markup=False)
         raise typer.Exit(1) from error
 
 
 def running_graphs(base_url: str, api_key: str | None) -> list[GraphStatus]:
-    """The graphs of a running server. Raises httpx's errors, and ValueError where the server has no such answer."""
+    """The graphs of a running server. Raises ValueError where it cannot be reached or has no such answer."""
     headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
-    response = httpx.get(f"{base_url}/graphs", headers=headers)
+    try:
+        response = httpx.get(f"{base_url}/graphs", headers=headers)
+    except httpx.HTTPError as error:
+        raise ValueError(
+            f"cannot reach {base_url}: {error}; start it with `flare run`, or name it with --url"
+        ) from error
     if response.status_code != 200:
         raise ValueError(f"{base_url}/graphs answered with HTTP {response.status_code}: is it a Flare server?")
     return msgspec.json.decode(response.content, type=list[GraphStatus])

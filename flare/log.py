@@ -1,13 +1,15 @@
 """The log for people, and for machines that read logs (docs/observability.md, "Log").
 
-Owns the set-up of structlog. Does not own the scheduler's events, which go to the trace. Surprising rule: with a trace,
-every line of the log is an event of it as well, so that one file tells the whole story.
+Owns the set-up of structlog, and brings what libraries log into it. Does not own the scheduler's events, which go to
+the trace. Surprising rule: with a trace, every line of the log is an event of it as well, so that one file tells the
+whole story.
 
 Call `configure_logging` once, before the first line. Event names are `component.action`: `server.ready`.
 """
 
 from __future__ import annotations
 
+import logging
 import sys
 from collections.abc import Mapping, MutableMapping
 from typing import Any
@@ -35,16 +37,34 @@ def configure_logging(*, json_lines: bool = False, trace: TraceWriter | None = N
     if json_lines:
         processors += [structlog.processors.format_exc_info, structlog.processors.JSONRenderer(serializer=_to_json)]
     else:
-        processors.append(structlog.dev.ConsoleRenderer(
+        processors.append(
+            structlog.dev.ConsoleRenderer(
                 colors=sys.stderr.isatty(),
                 exception_formatter=structlog.dev.plain_traceback,  # others print locals: prompts and keys
-            ))
+            )
+        )
     structlog.configure(
         processors=processors,
         wrapper_class=structlog.make_filtering_bound_logger("info"),
         logger_factory=structlog.PrintLoggerFactory(sys.stderr),
         cache_logger_on_first_use=False,
     )
+    root = logging.getLogger()
+    root.handlers = [handler for handler in root.handlers if not isinstance(handler, _FromLibraries)]
+    root.addHandler(_FromLibraries())
+
+
+class _FromLibraries(logging.Handler):
+    """Lines of the standard library's logging, warnings and worse, become lines of this log."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        structlog.get_logger().log(
+            record.levelno,
+            "library.message",
+            library=record.name,
+            message=record.getMessage().strip(),
+            exc_info=record.exc_info,
+        )
 
 
 class _Tee:

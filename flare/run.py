@@ -47,6 +47,7 @@ from .request import GenerationRequest
 from .server.app import create_app
 from .server.context import Limits, ServerContext
 from .server.engine_api import Health
+from .server.protocol import BoundedHttp
 from .tokens.assembler import TextAssembler
 from .trace import TraceWriter, open_trace
 
@@ -69,13 +70,13 @@ def serve(config_file: Path | None, overrides: dict[str, object]) -> int:
         )
         recipe = load_recipe(settings.recipe)
         catalog = build_catalog(recipe, settings.max_num_seqs, settings.max_prefill_tokens)
-        trace = open_trace(Path(settings.trace) if settings.trace else None, to_stderr=settings.log_json)
-    except (ConfigError, OSError) as error:
+        trace = _open_trace(settings)
+    except ConfigError as error:
         print(f"flare run: {error}", file=sys.stderr)
         return 2
     configure_logging(json_lines=settings.log_json, trace=trace)
     sys.setswitchinterval(SWITCH_INTERVAL_S)
-    status = 2
+    status: int | None = 2
     try:
         with LoadProgress() as progress:
             model = open_model(settings.model, progress.fetching)
@@ -87,7 +88,16 @@ def serve(config_file: Path | None, overrides: dict[str, object]) -> int:
     finally:
         if trace is not None:
             trace.close()
+    if status is None:
+        os._exit(0)  # nothing interrupts the thread that prepares, and the interpreter would wait for its end
     return status
+
+
+def _open_trace(settings: Settings) -> TraceWriter | None:
+    try:
+        return open_trace(Path(settings.trace) if settings.trace else None, to_stderr=settings.log_json)
+    except OSError as error:
+        raise ConfigError(f"trace: cannot write {settings.trace}: {error.strerror}; choose another file") from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,8 +110,16 @@ class Parts:
 
 
 def cpu_device(settings: Settings, catalog: tuple[GraphShape, ...], model: Model) -> CpuDevice:
-    """The CPU device for a model, not yet prepared."""
+    """The CPU device for a model, not yet prepared. Raises `ConfigError` for more than this machine has."""
     log = structlog.get_logger()
+    cores = len(os.sched_getaffinity(0))
+    if settings.threads is not None and settings.threads > cores:
+        raise ConfigError(f"threads: {settings.threads} is more than the {cores} cores here; leave it unset for all")
+    machine_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    if settings.kv_memory_bytes > machine_bytes:
+        raise ConfigError(
+            f"kv_memory: {settings.kv_memory_bytes} bytes are more than the {machine_bytes} of this machine; give less"
+        )
     return CpuDevice(
         model.config,
         model.weights,
@@ -110,7 +128,7 @@ def cpu_device(settings: Settings, catalog: tuple[GraphShape, ...], model: Model
         kv_bytes=settings.kv_memory_bytes,
         max_prefill_tokens=max(shape.prefill_tokens for shape in catalog),
         dtype=settings.dtype,
-        threads=settings.threads or len(os.sched_getaffinity(0)),
+        threads=settings.threads or cores,
         eager=settings.eager,
         cache_dir=cache_dir(),
         warn=lambda message: log.warning("device.notice", message=message),
@@ -171,7 +189,10 @@ def compose(
         api_keys=settings.api_key,
         allowed_origins=settings.allowed_origins,
         ping_interval_s=max(1, round(settings.sse_ping_interval_s)),
-        limits=Limits(body_bytes=settings.max_body_bytes),
+        limits=Limits(
+            body_bytes=settings.max_body_bytes,
+            sequences=min(Limits().sequences, settings.max_num_seqs + settings.max_num_queued_reqs),
+        ),
     )
     return Parts(device, engine, context)
 
@@ -225,21 +246,24 @@ class _HttpServer(uvicorn.Server):
 
 async def serve_parts(
     settings: Settings, catalog: tuple[GraphShape, ...], parts: Parts, listener: socket.socket
-) -> int:
+) -> int | None:
+    """Prepare and serve until told to stop; the exit status, or None if the device was still being prepared."""
     log = structlog.get_logger()
     http = _HttpServer(
         uvicorn.Config(
             create_app(parts.context),
             loop="none",
-            http="httptools",
+            http=BoundedHttp,
             ws="none",
             lifespan="off",
             access_log=False,
             log_config=None,
+            log_level="error",  # its warnings tell of clients' faults
             timeout_keep_alive=_KEEP_ALIVE_S,
             timeout_graceful_shutdown=round(_FLUSH_S),
         )
     )
+    prepared = False
     try:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(_serve_http, http, listener, tasks.cancel_scope)
@@ -247,6 +271,7 @@ async def serve_parts(
             started = time.monotonic()
             with LoadProgress() as progress:
                 await anyio.to_thread.run_sync(parts.device.prepare, catalog, progress.prepared, abandon_on_cancel=True)
+            prepared = True
             log.info(
                 "server.ready",
                 url=f"http://{settings.host}:{listener.getsockname()[1]}/v1",
@@ -257,7 +282,10 @@ async def serve_parts(
             )
             await _run_engine(parts.engine)
     finally:
-        parts.device.close()
+        if prepared:  # else a thread may still be at work on the device's memory
+            parts.device.close()
+    if not prepared:
+        return None
     return 1 if parts.engine.health is Health.DEAD else 0
 
 
@@ -276,16 +304,16 @@ async def _run_engine(engine: Engine) -> None:
 
 
 async def _stop_on_signal(engine: Engine, http: uvicorn.Server, timeout_s: float) -> None:
-    """The first SIGTERM or SIGINT drains, the second stops at once."""
+    """The first SIGTERM or SIGINT drains. The second stops at once, and so does the first while loading."""
     log = structlog.get_logger()
     with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
         async with anyio.create_task_group() as tasks:
             async for number in signals:
                 if engine.health in (Health.DRAINING, Health.LOADING):
                     log.warning("server.stopping_now", signal=signal.Signals(number).name)
-                    http.force_exit = http.should_exit = True
-                    return
-                log.info("server.draining", signal=signal.Signals(number).name, timeout_s=timeout_s)
+                    timeout_s = 0.0
+                else:
+                    log.info("server.draining", signal=signal.Signals(number).name, timeout_s=timeout_s)
                 tasks.start_soon(_drain, engine, http, timeout_s)
 
 

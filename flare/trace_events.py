@@ -75,8 +75,8 @@ class PlanCommitted(msgspec.Struct, frozen=True, tag_field="event", tag="plan.co
     `logical_tokens` is the work of all lanes. `duration_ns` 0: unknown (then `observation_age_ns` is None). `score` is
     the scaled selection value rate (value/ms × exp(−log_scale)). `exploration_credit` is in ns of execution.
     `frames_ahead` counts the frames in flight that it is queued behind. `ages_ms` has the projected output age of each
-    decoding slot, `prices` the projected prices of each slot beside the best that the catalog could do for it. `view` is
-    there with --trace-views alone.
+    decoding slot, `prices` the projected prices of each slot beside the best that the catalog could do for it.
+    `view` is there with --trace-views alone.
     """
 
     at_ns: int

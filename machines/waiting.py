@@ -1,8 +1,9 @@
 """Accepted requests that wait for a slot, and which of them is next.
 
 Owns the bounded queue and the service that each client has had. Does not own slots or pages. Surprising rule: a client
-that comes back after a pause starts at the least service of the clients that are busy, so that nobody saves up a claim
-by being away (Sheng et al., "Fairness in Serving Large Language Models", arXiv:2401.00588).
+that comes back after a pause starts no lower than the least service of the clients that are busy, so that nobody saves
+up a claim by being away (Sheng et al., "Fairness in Serving Large Language Models", arXiv:2401.00588); and no lower
+than the even level, so that an endless line of new clients does not shut out one that has had more.
 """
 
 from __future__ import annotations
@@ -31,13 +32,15 @@ class _Client:
 class WaitingQueue:
     """First come, first served within a client; the client with the least token-weighted service first."""
 
-    __slots__ = ("_clients", "_idle", "_requests", "_requests_max", "_tokens", "_tokens_max")
+    __slots__ = ("_clients", "_even", "_idle", "_requests", "_requests_max", "_tokens", "_tokens_max")
 
     def __init__(self, requests_max: int | None, tokens_max: int | None) -> None:
         self._requests_max = requests_max
         self._tokens_max = tokens_max
         self._clients: dict[str, _Client] = {}
         self._idle: OrderedDict[str, _Client] = OrderedDict()
+        self._even = 0.0
+        """What a client would have had that was always busy, had all service been shared evenly among the busy."""
         self._requests = 0
         self._tokens = 0
 
@@ -66,7 +69,7 @@ class WaitingQueue:
         if client is None:
             client = self._idle.pop(name, None) or _Client()
             least = min((other.service for other in self._clients.values()), default=0)
-            client.service = max(client.service, least)
+            client.service = max(client.service, least, int(self._even))
             self._clients[name] = client
         client.active += 1
         client.waiting.append(request)
@@ -89,7 +92,9 @@ class WaitingQueue:
 
     def serve(self, client: str, prompt_tokens: int, output_tokens: int) -> None:
         """Count validated service of one of a client's requests."""
-        self._clients[client].service += PROMPT_WEIGHT * prompt_tokens + OUTPUT_WEIGHT * output_tokens
+        weighted = PROMPT_WEIGHT * prompt_tokens + OUTPUT_WEIGHT * output_tokens
+        self._clients[client].service += weighted
+        self._even += weighted / len(self._clients)
 
     def leave(self, client_name: str) -> None:
         """Say that one of a client's requests has retired."""

@@ -67,6 +67,8 @@ def bench(
         alone_s=alone,
     )
     ask = Ask(model, output_tokens, ignore_eos, endpoint)
+    if json_file is not None:
+        _check_writable(json_file)
     console = Console() if sys.stdout.isatty() else Console(width=_WIDTH)
     try:
         server = Server(url.rstrip("/").removesuffix("/v1"), api_key, timeout)
@@ -79,6 +81,14 @@ def bench(
         json_file.write_bytes(msgspec.json.format(msgspec.json.encode(results), indent=2) + b"\n")
     if any(run.failed for result in results for run in result.runs):
         raise typer.Exit(1)
+
+
+def _check_writable(path: Path) -> None:
+    """Before the load, so that no measurement is lost. Raises `typer.BadParameter`."""
+    try:
+        path.open("ab").close()
+    except OSError as error:
+        raise typer.BadParameter(f"--json {path}: {error.strerror}") from None
 
 
 async def _measure(

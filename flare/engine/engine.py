@@ -201,6 +201,7 @@ class Engine:
             self._commit(decision.plan, view, now_ns)
         self._metrics.set_gauges(*self._scheduler.load())
         if self._scheduler.idle:
+            self._finishes.clear()  # time without work says nothing of the rate at which requests end
             self._idle.set()
 
     def _commit(self, plan: Plan, view: View, now_ns: int) -> None:

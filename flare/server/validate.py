@@ -162,7 +162,7 @@ def _number(name: str, value: float | None, default: float, low: float, high: fl
     if value is None:
         return default
     if not low <= value <= high:
-        raise invalid(name, f"`{name}` must be from {low:g} to {high:g}, not {value:g}.")
+        raise invalid(name, f"`{name}` must be from {low:g} to {high:g}, not {value:.15g}.")
     return float(value)
 
 

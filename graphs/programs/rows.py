@@ -13,7 +13,7 @@ import torch
 from ..frames import Binding
 from ..memory.pages import PAGE_TOKENS
 
-STOP_TOKENS_MAX = 64
+STOP_TOKENS_MAX = 128
 LOGIT_BIAS_MAX = 1024
 ALTERNATIVES_MAX = 20
 

@@ -53,6 +53,13 @@ def test_an_answer_that_is_none_is_told(script: Script, capsys: pytest.CaptureFi
     assert "error:" in capsys.readouterr().err
 
 
+def test_a_server_that_is_not_there_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["graphs", "--url", "http://127.0.0.1:1"])
+    assert ended.value.code == 1
+    assert "cannot reach http://127.0.0.1:1" in capsys.readouterr().err
+
+
 def test_a_plan_has_its_graphs_and_its_memory() -> None:
     console = Console(file=io.StringIO(), width=100)
     show_plan(console, [decode_shape(1), prefill_shape(64)], [("weights", 3 << 20), ("KV cache, 7 pages", 1 << 20)])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,7 +16,9 @@ from flare.trace import TraceWriter, open_trace
 
 @pytest.fixture(autouse=True)
 def _defaults() -> Iterator[None]:
+    handlers = list(logging.getLogger().handlers)
     yield
+    logging.getLogger().handlers = handlers
     structlog.reset_defaults()
 
 
@@ -40,6 +43,18 @@ def test_machines_read_json_that_begins_with_the_event(capsys: pytest.CaptureFix
     fields = json.loads(line)
     assert (fields["frame"], fields["level"]) == (7, "error")
     assert "RuntimeError: broken" in fields["exception"]
+
+
+def test_what_libraries_log_is_a_line_of_the_log(capsys: pytest.CaptureFixture[str]) -> None:
+    """An HTTP server's warning of a client's fault once stood among the JSON lines as bare text."""
+    configure_logging(json_lines=True)
+    configure_logging(json_lines=True)
+    logging.getLogger("some.library").warning("no more than %d\n", 3)
+    logging.getLogger("some.library").info("chatter")
+    (line,) = capsys.readouterr().err.splitlines()
+    fields = json.loads(line)
+    assert (fields["event"], fields["level"]) == ("library.message", "warning")
+    assert (fields["library"], fields["message"]) == ("some.library", "no more than 3")
 
 
 def test_a_trace_has_the_log_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -20,17 +20,19 @@ class WaitingOracle:
 
     def service(self) -> dict[str, int]:
         """Each client's weighted service, lifted whenever it came back from having nothing."""
+        even = 0.0
         service: dict[str, int] = {}
         active: dict[str, int] = {}
         for what, client, tokens in self.log:
             if what == "serve":
                 service[client] += tokens
+                even += tokens / sum(count > 0 for count in active.values())
             elif what == "leave":
                 active[client] -= 1
             else:
                 if not active.get(client):
                     busy = [service[other] for other, count in active.items() if count]
-                    service[client] = max(service.get(client, 0), min(busy, default=0))
+                    service[client] = max(service.get(client, 0), min(busy, default=0), int(even))
                 active[client] = active.get(client, 0) + 1
         return service
 

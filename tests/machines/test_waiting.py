@@ -93,6 +93,26 @@ def test_a_client_saves_up_no_claim_by_being_away() -> None:
     assert queue.service("new") == 1000
 
 
+def test_new_clients_without_end_shut_nobody_out() -> None:
+    """One slot and always a new client in line: the one that has had much more is served after so many of them."""
+    queue = WaitingQueue(None, None)
+    queue.push(request_of(1, "much"))
+    queue.push(request_of(2, "new"))
+    queue.serve("much", 5000, 0)
+    served: list[str] = []
+    while "much" not in served:
+        number = len(served) + 3
+        assert number < 200
+        queue.push(request_of(number, f"new-{number}"))
+        chosen = queue.head()
+        assert chosen is not None
+        queue.remove(chosen)
+        queue.serve(chosen.spec.client, 100, 50)
+        queue.leave(chosen.spec.client)
+        served.append(chosen.spec.client)
+    assert len(served) > 1
+
+
 def test_a_client_keeps_its_service_while_it_is_away() -> None:
     queue = WaitingQueue(None, None)
     first = request_of(1, "a")
@@ -114,7 +134,7 @@ def test_clients_that_are_away_longest_are_forgotten() -> None:
         queue.serve(request.spec.client, 5, 0)
         queue.leave(request.spec.client)
     assert queue.service("client-0") == 0
-    assert queue.service("client-1") == 5
+    assert queue.service("client-1") == 10
 
 
 @pytest.mark.parametrize(("waiting", "more", "refused"), [(0, 2, False), (0, 3, True), (1, 1, False), (2, 1, True)])

@@ -110,8 +110,8 @@ def eventually(holds: Any, within_s: float = END_S_MAX) -> None:
 
 
 @contextlib.contextmanager
-def run_model(*options: str) -> Iterator[ModelServer]:
-    """`flare run` with these options on a free port, ready to serve; it ends with the block."""
+def run_model(*options: str, serving: bool = True) -> Iterator[ModelServer]:
+    """`flare run` with these options on a free port, ready to serve or just answering; it ends with the block."""
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
     command = [sys.executable, "-m", "flare", "run", "--port", str(port), *options]
@@ -121,7 +121,7 @@ def run_model(*options: str) -> Iterator[ModelServer]:
         try:
             with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=300) as client:
                 server = ModelServer(process, client, log)
-                _await_ready(server)
+                _await_answer(server, (200,) if serving else (200, 503))
                 yield server
         finally:
             for number in (signal.SIGTERM, signal.SIGTERM, signal.SIGKILL):
@@ -131,13 +131,13 @@ def run_model(*options: str) -> Iterator[ModelServer]:
                         process.wait(10)
 
 
-def _await_ready(server: ModelServer) -> None:
+def _await_answer(server: ModelServer, statuses: tuple[int, ...]) -> None:
     deadline = time.monotonic() + READY_S_MAX
     while True:
         if server.process.poll() is not None or time.monotonic() > deadline:
             server.log.seek(0)
             raise AssertionError(f"flare run did not start:\n{server.log.read().decode(errors='replace')[-4000:]}")
         with contextlib.suppress(httpx.TransportError):
-            if server.client.get("/health").status_code == 200:
+            if server.client.get("/health").status_code in statuses:
                 return
         time.sleep(0.05)

@@ -14,6 +14,7 @@ from starlette.applications import Starlette
 
 from flare.server.app import create_app
 from flare.server.context import Limits, ServerContext
+from flare.server.protocol import BoundedHttp
 
 from .scripted_engine import ScriptedEngine
 from .tiny_tokens import TOKEN_BYTES_MAX, VOCAB_SIZE, ByteTokenizer, TinyChat
@@ -72,7 +73,9 @@ def serve(engine: ScriptedEngine, **changes: object) -> Iterator[Served]:
         listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
         listener.bind(("127.0.0.1", 0))
         port: int = listener.getsockname()[1]
-        server = uvicorn.Server(uvicorn.Config(app, log_level="warning", access_log=False, lifespan="off"))
+        server = uvicorn.Server(
+            uvicorn.Config(app, http=BoundedHttp, log_level="error", access_log=False, lifespan="off")
+        )
         serving = portal.start_task_soon(server.serve, [listener])
         try:
             with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=30) as client:

@@ -153,8 +153,18 @@ def test_the_end_of_patience_is_told(default_model_path: object) -> None:
 
 def test_a_second_signal_stops_at_once(default_model_path: object) -> None:
     with run_model(*STOPPING, "--shutdown-timeout", "10000") as server, ExitStack() as stack:
-        first(open_stream(stack, server, max_tokens=8000, ignore_eos=True))
+        lines = open_stream(stack, server, max_tokens=8000, ignore_eos=True)
+        first(lines)
         server.process.send_signal(signal.SIGTERM)
         eventually(lambda: server.client.get("/health").status_code == 503)
         server.process.send_signal(signal.SIGTERM)
-        assert server.ended() in (0, -signal.SIGTERM, 128 + signal.SIGTERM)
+        *_, last = list(lines)
+        assert json.loads(last)["error"]["code"] == "server_stopping"
+        assert server.ended() == 0
+
+
+def test_a_signal_while_loading_stops_at_once(default_model_path: object) -> None:
+    """The device was once closed under the thread that prepared it, and the process died of it."""
+    with run_model(*STOPPING, serving=False) as server:
+        server.process.send_signal(signal.SIGTERM)
+        assert server.ended() == 0

@@ -103,7 +103,14 @@ def test_the_end_of_an_answer(server: ModelServer) -> None:
 def test_stop_token_ids(server: ModelServer) -> None:
     choice = server.complete(COUNT, stop_token_ids=[28], max_tokens=20)["choices"][0]
     assert (choice["finish_reason"], choice["stop_reason"]) == ("stop", 28)
-    assert choice["text"].removesuffix(",") == " 6"
+    assert choice["text"] == " 6"
+    most: dict[str, object] = {
+        "stop_token_ids": list(range(1000, 1064)),
+        "logit_bias": {str(token): -1 for token in range(2000, 3024)},
+        "logprobs": 20,
+    }
+    choice = server.complete(COUNT, max_tokens=3, **most)["choices"][0]
+    assert (choice["text"], choice["finish_reason"]) == (" 6,", "length")
 
 
 def test_tokens_at_the_edge_of_nothing(server: ModelServer) -> None:

@@ -95,18 +95,26 @@ class Oracle:
         self.generations = [0] * slots
         self.seen_ns: dict[GraphShape, int] = {}
         self.service: Counter[str] = Counter()
+        self.even_share = 0.0
         self.lost: set[RequestId] = set()
         self.delivered: dict[RequestId, EndReason | None] = {}
 
     # What happens
 
     def arrive(self, request: RequestId, spec: RequestSpec) -> None:
-        """A request was accepted. A client that comes back starts no lower than the least busy one."""
-        busy = {known.spec.client for known in self.requests.values()}
+        """A request was accepted. A client that comes back starts no lower than the least busy, or an even share."""
+        busy = self._busy()
         if spec.client not in busy:
             least = min((self.service[client] for client in busy), default=0)
-            self.service[spec.client] = max(self.service[spec.client], least)
+            self.service[spec.client] = max(self.service[spec.client], least, int(self.even_share))
         self.requests[request] = Known(request, spec)
+
+    def _busy(self) -> set[str]:
+        return {known.spec.client for known in self.requests.values()}
+
+    def _serve(self, client: str, weighted_tokens: int) -> None:
+        self.service[client] += weighted_tokens
+        self.even_share += weighted_tokens / len(self._busy())
 
     def give_up(self, request: RequestId) -> None:
         """It was cancelled, or the host found its end."""
@@ -209,15 +217,14 @@ class Oracle:
 
     def _advance(self, known: Known, lane: Dispatch, ended: EndReason | None, now_ns: int) -> None:
         spec, work = known.spec, lane.work
+        self._serve(spec.client, (work.tokens if known.stage is Stage.PROMPT else 0) + 2 * work.emits)
         if known.stage is Stage.PROMPT:
             known.consumed += work.tokens
-            self.service[spec.client] += work.tokens
             if known.consumed == spec.prompt_tokens:
                 known.stage, known.visible_ns = Stage.DECODE, now_ns
                 ended = EndReason.LENGTH if spec.max_tokens == 0 else ended
         if work.emits:
             known.produced += 1
-            self.service[spec.client] += 2
         if work.emits or ended or spec.scored:
             self.delivered[known.id] = ended
         if ended:

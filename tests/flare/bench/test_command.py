@@ -80,7 +80,10 @@ def test_a_server_without_a_tokenizer_is_measured_by_words(capsys: pytest.Captur
     assert {len(request["prompt"].split()) for request in script.requests} == {10}
 
 
-@pytest.mark.parametrize("arguments", [["--url", "nonsense"], ["--mixed", "--rate", "3"], ["--streams", "0"]])
+@pytest.mark.parametrize(
+    "arguments",
+    [["--url", "nonsense"], ["--mixed", "--rate", "3"], ["--streams", "0"], ["--json", "/nowhere/out.json"]],
+)
 def test_bad_options_are_refused(arguments: list[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         main(["bench", *arguments])

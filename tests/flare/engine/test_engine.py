@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
+from typing import Any
 
 import anyio
 import anyio.lowlevel
@@ -93,9 +95,19 @@ async def test_a_stop_string_ends_at_its_first_character() -> None:
         await rig.settled()
 
 
-async def test_frames_with_stop_strings_are_never_queued_behind_another() -> None:
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"stop": ("#",)},
+        {"min_tokens": 1},
+        {"sampling": Sampling(temperature=0.0, presence_penalty=0.5)},
+        {"sampling": Sampling(temperature=0.0, frequency_penalty=-0.5)},
+        {"sampling": Sampling(temperature=0.0, repetition_penalty=1.1)},
+    ],
+)
+async def test_frames_that_need_the_hosts_history_are_never_queued_behind_another(more: dict[str, Any]) -> None:
     async with running() as rig:
-        (stream,) = rig.engine.submit([request(max_tokens=12, stop=("#",))])
+        (stream,) = rig.engine.submit([request(max_tokens=12, **more)])
         await collect(stream)
         await rig.settled()
         assert not any(period.queued for period in rig.device.periods())
@@ -178,6 +190,20 @@ async def test_a_failed_frame_fails_its_own_requests_alone() -> None:
         await rig.settled()
 
 
+async def test_time_without_work_does_not_count_as_waiting() -> None:
+    async with running(slots=1, queued=1) as rig:
+        for pause_s in (1.1, 0.0):
+            (stream,) = rig.engine.submit([request(max_tokens=1)])
+            await collect(stream)
+            await rig.settled()
+            await anyio.sleep(pause_s)
+        rig.engine.submit([request(max_tokens=50)] * 2)
+        with pytest.raises(QueueFull) as refused:
+            rig.engine.submit([request()])
+        assert refused.value.retry_after_s == 1
+        await rig.settled()
+
+
 async def test_a_full_queue_refuses_all_or_none() -> None:
     async with running(slots=1, queued=2) as rig:
         accepted = rig.engine.submit([request(max_tokens=50)])
@@ -231,6 +257,21 @@ async def test_a_slow_reader_finds_its_deltas_merged() -> None:
         (delta,) = await collect(stream)
         assert (len(delta.text), len(delta.tokens), len(delta.offsets)) == (10, 10, 10)
         assert delta.offsets == tuple(range(10))
+        (scored,) = rig.engine.submit([request("scored", max_tokens=10, prompt_logprobs=0)])
+        await rig.settled()
+        (delta,) = await collect(scored)
+        assert delta.prompt_scores is not None and len(delta.prompt_scores) == len("scored")
+
+
+async def test_the_time_to_a_first_token_is_queue_time_and_prefill_time() -> None:
+    async with running(slots=1) as rig:
+        for stream in rig.engine.submit([request(max_tokens=3) for _ in range(3)]):
+            await collect(stream)
+        found = re.findall(r"flare:(\w+)_seconds_sum{.*} (\S+)", rig.metrics.render().decode())
+        sums = {name: float(value) for name, value in found}
+        queued = sums["request_queue_time"]
+        assert 0 < queued < sums["time_to_first_token"]
+        assert queued + sums["request_prefill_time"] == pytest.approx(sums["time_to_first_token"])
 
 
 async def test_a_lost_device_ends_every_stream_and_health_says_so() -> None:

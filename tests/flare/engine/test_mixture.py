@@ -1,4 +1,4 @@
-"""Requests of every kind together, with cancellations and faults: each gets what it would get alone, and all is counted.
+"""Requests of every kind together, cancelled and failing: each gets what it would get alone, and all is counted.
 
 Owns a random load from a seed. Surprising rule: on the simulated device a request's tokens depend on its prompt and
 settings alone, so that a run of each request by itself says what it must get among others.

@@ -93,7 +93,7 @@ def test_scores_are_of_raw_logits() -> None:
     [
         (Binding((PageId(4),), Sampling(), (), 1), "pages"),
         (Binding((PageId(0),) * 9, Sampling(), (), 1), "pages"),
-        (Binding((PageId(0),), Sampling(), tuple(range(65)), 1), "stop_tokens"),
+        (Binding((PageId(0),), Sampling(), tuple(range(129)), 1), "stop_tokens"),
         (Binding((PageId(0),), Sampling(logit_bias=((0, 1.0),) * (LOGIT_BIAS_MAX + 1)), (), 1), "logit_bias"),
         (Binding((PageId(0),), Sampling(logit_bias=((6, 1.0),)), (), 1), "logit_bias"),
         (Binding((PageId(0),), Sampling(seed=2**63), (), 1), "seed"),

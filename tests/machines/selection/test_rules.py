@@ -14,6 +14,7 @@ from flare.machines.selection.order import standing
 from flare.machines.selection.select import select
 from flare.machines.selection.view import Decision, GraphRow, Hold, LaneWork, Phase, Plan, Reason, RequestRow, View
 from tests.machines.build import (
+    BALANCED,
     NOW_NS,
     decode_shape,
     decoder,
@@ -86,6 +87,21 @@ def test_a_decoder_that_queued_work_ends_is_no_stream() -> None:
     decision = select(view(graphs, [ended, waiting]), explain=True)
     assert [candidate.slots for candidate in decision.candidates] == [(1,)]
     assert decision.candidates[0].waiting_cost == 0.0
+
+
+def test_an_unset_price_is_scaled_like_those_that_are_set() -> None:
+    for row, graphs in (
+        (prompt(0, 64, token_price=None), [graph(prefill_shape(64), 16.0)]),
+        (decoder(0, token_price=None, delivery_price=None), [graph(decode_shape(1), 8.0)]),
+    ):
+        whole, half = (plan_of(view(graphs, [row], value_scale=scale)).score for scale in (1.0, 0.5))
+        assert half == whole / 2
+
+
+def test_the_age_of_an_observation_is_as_of_now_and_not_of_the_planning_start() -> None:
+    taken = view([graph(decode_shape(1), 8.0)], [decoder(0)], window=(queued(decode_shape(1), 0),))
+    later = msgspec.structs.replace(taken, planning_ns=NOW_NS + 5_000_000)
+    assert plan_of(later).observation_age_ns == 1_000_000_000
 
 
 def test_all_streams_pay_for_the_wait_that_a_prefill_imposes() -> None:
@@ -276,6 +292,15 @@ def test_values_that_vanish_beside_the_greatest_tie_at_zero() -> None:
     assert (plan.score, plan.shape, plan.lanes[0].slot) == (0.0, decode_shape(1), 2)
     urgent = decoder(5, token_price=1e60, delivery_price=0.0, last_commit=99)
     assert [lane.slot for lane in plan_of(view(graphs, [*rows, urgent], value_scale=0.0)).lanes] == [5]
+
+
+def test_equal_values_prefer_more_requests_to_less_recent_ones() -> None:
+    """Two output tokens worth 32 each against a chunk of 64 prompt tokens, both in 10 ms."""
+    policy = msgspec.structs.replace(BALANCED, output_token_value=32.0, token_fairness=0.0, delivery_fairness=0.0)
+    policy = msgspec.structs.replace(policy, decode_age_price=0.0)
+    rows = [prompt(0, 500, last_commit=1), decoder(1, last_commit=8), decoder(2, last_commit=9)]
+    taken = view([graph(prefill_shape(64), 10.0), graph(decode_shape(2), 10.0)], rows, policy=policy)
+    assert lost(taken) == {"decode/b2": None, "prefill/t64": "equal value, serves fewer"}
 
 
 def test_equal_values_prefer_smaller_padding_to_lower_slots() -> None:
