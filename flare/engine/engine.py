@@ -50,6 +50,8 @@ from .stream import Stream
 
 RETRY_AFTER_S_MAX = 60
 _FINISHES_REMEMBERED = 32
+_FRAME_FAILED = "The frame that served the request failed. The server's log says why."
+_ENGINE_DIED = "The engine has died. The server's log says why."
 
 
 class Engine:
@@ -229,9 +231,7 @@ class Engine:
                     failed = self._jobs.pop(request_id, None)
                     if failed is not None:
                         self._metrics.request_failed()
-                        failed.stream.fail(
-                            engine_api.RequestFailed(f"the frame that served the request failed: {error}")
-                        )
+                        failed.stream.fail(engine_api.RequestFailed(_FRAME_FAILED))
                         self._log.error("request.failed", request=failed.request.name, error=error)
                 case _:
                     pass
@@ -275,7 +275,7 @@ class Engine:
         self._log.error("engine.dead", reason=reason)
         for job in self._jobs.values():
             self._metrics.request_failed()
-            job.stream.fail(engine_api.RequestFailed(reason))
+            job.stream.fail(engine_api.RequestFailed(_ENGINE_DIED))
         self._jobs.clear()
         self._metrics.set_gauges(0, 0, 0.0)
         self._idle.set()

@@ -186,6 +186,8 @@ async def test_a_failed_frame_fails_its_own_requests_alone() -> None:
                 outcomes.append(str(error))
         failed = {lane.handle.slot for lane in rig.device.frames[3].lanes}
         assert [isinstance(outcome, str) for outcome in outcomes] == [slot in failed for slot in range(3)]
+        told = {outcome for outcome in outcomes if isinstance(outcome, str)}
+        assert told == {"The frame that served the request failed. The server's log says why."}
         assert rig.engine.health is Health.SERVING
         await rig.settled()
 
@@ -306,7 +308,7 @@ async def test_each_plan_and_completion_is_in_the_trace(tmp_path: Path) -> None:
 async def _lose_the_device() -> None:
     async with running(faults=Faults({Fence(3): Fault.LOST})) as rig:
         for doomed in rig.engine.submit([request(max_tokens=30) for _ in range(8)]):
-            with pytest.raises(RequestFailed):
+            with pytest.raises(RequestFailed, match=r"^The (engine|frame) .* The server's log says why\.$"):
                 await collect(doomed)
         assert rig.engine.health is Health.DEAD
         metrics = rig.metrics.render()
