@@ -12,10 +12,11 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import TypeVar
 
 import msgspec
+from msgspec.inspect import Metadata, NoneType, Type, UnionType
 from msgspec.structs import FieldInfo
 
 from .schema import ConfigError
-from .sizes import parse_bytes
+from .sizes import parse_bytes, size_text
 
 Record = TypeVar("Record", bound=msgspec.Struct)
 
@@ -30,6 +31,28 @@ def nearest(key: str, known: Iterable[str]) -> str:
 def fields_by_key(record: type[msgspec.Struct]) -> dict[str, FieldInfo]:
     """The fields of `record` by the key that tables use for them."""
     return {field.encode_name: field for field in msgspec.structs.fields(record)}
+
+
+def described(field: FieldInfo) -> tuple[Type, str]:
+    """The field's type without its annotations and without None, and its description."""
+    kind, text = msgspec.inspect.type_info(field.type), ""
+    while isinstance(kind, Metadata | UnionType):
+        if isinstance(kind, Metadata):
+            text = (kind.extra_json_schema or {}).get("description", text)
+            kind = kind.type
+        else:
+            kind = next(part for part in kind.types if not isinstance(part, NoneType))
+    return kind, text
+
+
+def default_text(field: FieldInfo) -> str | None:
+    """The field's default as one would write it, sizes with their unit; None if it is unset by default."""
+    value = field.default
+    if value is None or value == ():
+        return None
+    if field.name.endswith("_bytes"):
+        return size_text(value)
+    return f"{value:g}" if isinstance(value, float) else str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def checked_value(field: FieldInfo, value: object, where: str, *, text: bool = False) -> object:

@@ -145,8 +145,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     ] = None
 
     sse_ping_interval_s: Annotated[
-        float, Meta(gt=0, le=86_400, description="Time between comments that keep a silent stream open.")
-    ] = 15.0
+        int, Meta(ge=1, le=86_400, description="Time between comments that keep a silent stream open.")
+    ] = 15
     max_body_bytes: Annotated[int, Meta(ge=1024, description="Largest request body, such as 4MiB.")] = msgspec.field(
         name="max_body", default=4 << 20
     )

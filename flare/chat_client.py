@@ -18,6 +18,7 @@ import msgspec
 import typer
 from rich.console import Console
 
+from .client import base_url, first_model
 from .event_stream import DONE, EventSplitter
 
 _HELP = "/reset forgets the conversation, /system TEXT sets the system prompt (and resets), /exit leaves."
@@ -44,14 +45,6 @@ class _Error(msgspec.Struct):
 class _Chunk(msgspec.Struct):
     choices: list[_Choice] = []
     error: _Error | None = None
-
-
-class _Model(msgspec.Struct):
-    id: str
-
-
-class _Models(msgspec.Struct):
-    data: list[_Model]
 
 
 @dataclass(slots=True)
@@ -101,20 +94,21 @@ class ChatServer:
             response = self._client.get("/v1/models")
             if response.status_code != 200:
                 raise ChatError(_error_message(response.status_code, response.content))
-            return msgspec.json.decode(response.content, type=_Models).data[0].id
+            return first_model(response.content)
         except httpx.HTTPError as error:
             raise ChatError(f"cannot reach {self._client.base_url}: {error}; start it with `flare run`") from error
-        except (msgspec.DecodeError, IndexError) as error:
-            raise ChatError("the server lists no model; name one with --model") from error
+        except ValueError as error:
+            raise ChatError(str(error)) from error
 
 
 class Chat:
-    """Reads lines, answers them, until told to leave."""
+    """Reads lines, answers them, until told to leave. `failed`: some answer did not come whole."""
 
     def __init__(self, server: ChatServer, console: Console, conversation: Conversation) -> None:
         self._server = server
         self._console = console
         self._conversation = conversation
+        self.failed = False
 
     def run(self, read_line: Callable[[], str]) -> None:
         """`read_line` raises EOFError at the end of input, KeyboardInterrupt at ^C."""
@@ -161,6 +155,7 @@ class Chat:
             note = "(cancelled)"
         except ChatError as failure:
             error = str(failure)
+            self.failed = True
         self._console.print()
         if pieces:
             messages.append({"role": "assistant", "content": "".join(pieces)})
@@ -193,16 +188,20 @@ def chat(
     given = {"temperature": temperature, "top_p": top_p, "max_tokens": max_tokens, "seed": seed}
     options = {name: value for name, value in given.items() if value is not None}
     headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
-    base_url = url.rstrip("/").removesuffix("/v1")
+    server_url = base_url(url)
+    interactive = sys.stdin.isatty()
     try:
-        with httpx.Client(base_url=base_url, headers=headers, timeout=httpx.Timeout(10.0, read=None)) as client:
+        with httpx.Client(base_url=server_url, headers=headers, timeout=httpx.Timeout(10.0, read=None)) as client:
             server = ChatServer(client, model, options)
-            if sys.stdin.isatty():
-                console.print(f"{server.model} at {base_url}. {_HELP}", style="dim", markup=False, highlight=False)
-            Chat(server, console, Conversation(system)).run(lambda: input("> " if sys.stdin.isatty() else ""))
-    except (ChatError, httpx.InvalidURL, httpx.UnsupportedProtocol) as error:
+            if interactive:
+                console.print(f"{server.model} at {server_url}. {_HELP}", style="dim", markup=False, highlight=False)
+            talk = Chat(server, console, Conversation(system))
+            talk.run(lambda: input("> " if interactive else ""))
+    except (ChatError, httpx.InvalidURL) as error:
         Console(stderr=True).print(f"error: {error}", style="red", markup=False)
         raise typer.Exit(1) from error
+    if talk.failed and not interactive:  # a script must notice; a person has seen it
+        raise typer.Exit(1)
 
 
 def _text(data: bytes) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""The one place that reads time.
+"""The engine's clock.
 
 Owns the process's monotonic clock. Does not own timers. Surprising rule: nothing else in the engine reads a clock; each
 machine is given its `now_ns`.

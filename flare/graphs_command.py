@@ -21,6 +21,8 @@ from rich.table import Table
 
 from flare.machines.graph import GraphShape
 
+from .client import base_url
+
 
 class GraphStatus(msgspec.Struct, frozen=True):
     """A graph as GET /graphs tells of it. `duration_ms` and `age_s` are None while it is not measured."""
@@ -62,23 +64,21 @@ def graphs(
 
             show_plan(console, *plan_graphs(config, given))
         else:
-            show_running(console, running_graphs(url.rstrip("/").removesuffix("/v1"), api_key))
+            show_running(console, running_graphs(base_url(url), api_key))
     except (httpx.InvalidURL, ValueError) as error:
         Console(stderr=True).print(f"error: {error}", style="red", markup=False)
         raise typer.Exit(1) from error
 
 
-def running_graphs(base_url: str, api_key: str | None) -> list[GraphStatus]:
-    """The graphs of a running server. Raises ValueError where it cannot be reached or has no such answer."""
+def running_graphs(server: str, api_key: str | None) -> list[GraphStatus]:
+    """The graphs of the server at that address. Raises ValueError where it cannot be reached or has no such answer."""
     headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
     try:
-        response = httpx.get(f"{base_url}/graphs", headers=headers)
+        response = httpx.get(f"{server}/graphs", headers=headers)
     except httpx.HTTPError as error:
-        raise ValueError(
-            f"cannot reach {base_url}: {error}; start it with `flare run`, or name it with --url"
-        ) from error
+        raise ValueError(f"cannot reach {server}: {error}; start it with `flare run`, or name it with --url") from error
     if response.status_code != 200:
-        raise ValueError(f"{base_url}/graphs answered with HTTP {response.status_code}: is it a Flare server?")
+        raise ValueError(f"{server}/graphs answered with HTTP {response.status_code}: is it a Flare server?")
     return msgspec.json.decode(response.content, type=list[GraphStatus])
 
 

@@ -18,7 +18,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from .request import FinishReason
+from flare.machines.request import EndReason
 
 _FIRST_TOKEN_S = (
     0.001,
@@ -49,7 +49,7 @@ _REQUEST_TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000,
 _FRAME_TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16_384)
 
 _ABORT, _ERROR = "abort", "error"
-"""vLLM's words for requests that ended otherwise than `FinishReason` says."""
+"""vLLM's words for requests that ended otherwise than `EndReason` says."""
 
 _HISTOGRAMS: Mapping[str, tuple[str, tuple[float, ...]]] = {
     "time_to_first_token_seconds": ("Arrival to first output token.", _FIRST_TOKEN_S),
@@ -106,7 +106,7 @@ class Metrics(Collector):
         self._running = self._waiting = 0
         self._kv_cache_usage = 0.0
         self._prompt_tokens = self._generation_tokens = 0
-        self._finished = dict.fromkeys((*FinishReason, _ABORT, _ERROR), 0)
+        self._finished = dict.fromkeys((*EndReason, _ABORT, _ERROR), 0)
         self._rejections: dict[str, int] = {}
         self._executions = dict.fromkeys(Execution, 0)
         self._execution_ns = dict.fromkeys(Execution, 0)
@@ -131,7 +131,7 @@ class Metrics(Collector):
 
     def request_finished(
         self,
-        reason: FinishReason,
+        reason: EndReason,
         *,
         prompt_tokens: int,
         generation_tokens: int,

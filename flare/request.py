@@ -7,10 +7,11 @@ checks a client's input again.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 
 from flare.graphs.frames import Sampling
+from flare.machines.request import EndReason
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,13 +47,6 @@ class GenerationRequest:
     prompt_logprobs: int | None = None
 
 
-class FinishReason(StrEnum):
-    """How a request ended, in OpenAI's words."""
-
-    STOP = "stop"
-    LENGTH = "length"
-
-
 @dataclass(frozen=True, slots=True)
 class ScoredToken:
     """A token with its natural-log probability (None for the first prompt token) and alternatives, best first."""
@@ -78,5 +72,21 @@ class Delta:
     offsets: tuple[int, ...] = ()
     prompt_scores: tuple[ScoredToken, ...] | None = None
     completion_tokens: int = 0
-    finish_reason: FinishReason | None = None
+    finish_reason: EndReason | None = None
     stop_reason: str | int | None = None
+
+
+def join(deltas: Sequence[Delta]) -> Delta:
+    """One delta that says what all of `deltas` say in turn."""
+    if len(deltas) == 1:
+        return deltas[0]
+    last = deltas[-1] if deltas else Delta()
+    return Delta(
+        text="".join([delta.text for delta in deltas]),
+        tokens=tuple([token for delta in deltas for token in delta.tokens]),
+        offsets=tuple([offset for delta in deltas for offset in delta.offsets]),
+        prompt_scores=next((delta.prompt_scores for delta in deltas if delta.prompt_scores is not None), None),
+        completion_tokens=last.completion_tokens,
+        finish_reason=last.finish_reason,
+        stop_reason=last.stop_reason,
+    )

@@ -23,9 +23,7 @@ import anyio
 import structlog
 import uvicorn
 
-from flare.config.loader import load_policy, load_recipe, load_settings
 from flare.config.schema import ConfigError, Policy, Settings
-from flare.graphs.catalog import build_catalog
 from flare.graphs.cpu.device import CpuDevice
 from flare.graphs.device import Device
 from flare.graphs.weights.errors import ModelError
@@ -39,6 +37,7 @@ from flare.machines.waiting import WaitingQueue
 from .cache import cache_dir
 from .engine.engine import Engine
 from .engine.reporting import Reporter
+from .graph_plan import check_pages, context_length, read_settings
 from .log import configure_logging
 from .metrics import Metrics
 from .model import Model, open_model
@@ -64,12 +63,7 @@ SWITCH_INTERVAL_S = 0.0005
 def serve(config_file: Path | None, overrides: dict[str, object]) -> int:
     """Run a server until it is told to stop; returns the exit status."""
     try:
-        settings = load_settings(config_file, overrides)
-        policy = load_policy(
-            settings.scheduler_policy, settings.scheduler_terminal_value, settings.scheduler_terminal_age_price
-        )
-        recipe = load_recipe(settings.recipe)
-        catalog = build_catalog(recipe, settings.max_num_seqs, settings.max_prefill_tokens)
+        settings, policy, catalog = read_settings(config_file, overrides)
         trace = _open_trace(settings)
     except ConfigError as error:
         print(f"flare run: {error}", file=sys.stderr)
@@ -78,10 +72,12 @@ def serve(config_file: Path | None, overrides: dict[str, object]) -> int:
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     status: int | None = 2
     try:
-        with LoadProgress() as progress:
-            model = open_model(settings.model, progress.fetching)
-        parts = compose(settings, policy, catalog, model, cpu_device(settings, catalog, model), trace)
-        with _listen(settings) as listener:
+        with _bound(settings) as listener:  # first: fetching a model takes minutes, and would be in vain
+            with LoadProgress() as progress:
+                model = open_model(settings.model, progress.fetching)
+            parts = compose(settings, policy, catalog, model, cpu_device(settings, model), trace)
+            with _naming(settings):
+                listener.listen(1024)
             status = anyio.run(serve_parts, settings, catalog, parts, listener, backend_options={"use_uvloop": True})
     except* (ModelError, ConfigError) as refused:  # weights are read within a task group
         print(f"flare run: {refused.exceptions[0]}", file=sys.stderr)
@@ -109,26 +105,17 @@ class Parts:
     context: ServerContext
 
 
-def cpu_device(settings: Settings, catalog: tuple[GraphShape, ...], model: Model) -> CpuDevice:
-    """The CPU device for a model, not yet prepared. Raises `ConfigError` for more than this machine has."""
+def cpu_device(settings: Settings, model: Model) -> CpuDevice:
+    """The CPU device for a model, not yet prepared."""
     log = structlog.get_logger()
-    cores = len(os.sched_getaffinity(0))
-    if settings.threads is not None and settings.threads > cores:
-        raise ConfigError(f"threads: {settings.threads} is more than the {cores} cores here; leave it unset for all")
-    machine_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    if settings.kv_memory_bytes > machine_bytes:
-        raise ConfigError(
-            f"kv_memory: {settings.kv_memory_bytes} bytes are more than the {machine_bytes} of this machine; give less"
-        )
     return CpuDevice(
         model.config,
         model.weights,
         request_slots=settings.max_num_seqs,
-        max_model_len=_context_length(settings, model),
+        max_model_len=context_length(settings, model),
         kv_bytes=settings.kv_memory_bytes,
-        max_prefill_tokens=max(shape.prefill_tokens for shape in catalog),
         dtype=settings.dtype,
-        threads=settings.threads or cores,
+        threads=settings.threads or len(os.sched_getaffinity(0)),
         eager=settings.eager,
         cache_dir=cache_dir(),
         warn=lambda message: log.warning("device.notice", message=message),
@@ -144,12 +131,8 @@ def compose(
     trace: TraceWriter | None,
 ) -> Parts:
     """Scheduler, engine and HTTP context over a device."""
-    context_length = _context_length(settings, model)
-    if device.pages * device.page_tokens < context_length:
-        raise ConfigError(
-            f"kv_memory: {device.pages * device.page_tokens} tokens fit, and one request may take {context_length}; "
-            "give more memory or a smaller --max-model-len"
-        )
+    max_model_len = context_length(settings, model)
+    check_pages(device.pages * device.page_tokens, max_model_len)
     served_names = settings.served_model_name or (model.name,)
     metrics = Metrics(served_names[0], compat_vllm=settings.metrics_compat == "vllm")
     durations = DurationTable(catalog, policy.estimate_ttl_ns)
@@ -178,7 +161,7 @@ def compose(
         tokenizer=model.tokenizer,
         chat=model.chat,
         served_names=served_names,
-        max_model_len=context_length,
+        max_model_len=max_model_len,
         vocab_size=model.config.vocab,
         token_bytes_max=max(len(model.tokenizer.token_bytes(token)) for token in range(model.tokenizer.vocab_size)),
         render_metrics=metrics.render,
@@ -188,7 +171,7 @@ def compose(
         version=version("flare-serve"),
         api_keys=settings.api_key,
         allowed_origins=settings.allowed_origins,
-        ping_interval_s=max(1, round(settings.sse_ping_interval_s)),
+        ping_interval_s=settings.sse_ping_interval_s,
         limits=Limits(
             body_bytes=settings.max_body_bytes,
             sequences=min(Limits().sequences, settings.max_num_seqs + settings.max_num_queued_reqs),
@@ -208,32 +191,30 @@ def policy_row(policy: Policy) -> PolicyRow:
     )
 
 
-def _context_length(settings: Settings, model: Model) -> int:
-    """The context to serve. Raises `ConfigError` for one longer than the model's."""
-    if settings.max_model_len is None:
-        return model.context_length
-    if settings.max_model_len > model.context_length:
-        raise ConfigError(
-            f"max_model_len: {settings.max_model_len} is beyond the model's context of {model.context_length} tokens"
-        )
-    return settings.max_model_len
-
-
-def _listen(settings: Settings) -> socket.socket:
-    """The listening socket. Raises `ConfigError` where the address cannot be had."""
+def _bound(settings: Settings) -> socket.socket:
+    """A socket that has the address and refuses connections yet. Raises `ConfigError` where it cannot be had."""
     family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
     # The protocol is named because event loops turn off Nagle's algorithm only where they see that it is TCP.
     listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind((settings.host, settings.port))
-        listener.listen(1024)
-    except OSError as error:
+        with _naming(settings):
+            listener.bind((settings.host, settings.port))
+    except ConfigError:
         listener.close()
+        raise
+    return listener
+
+
+@contextlib.contextmanager
+def _naming(settings: Settings) -> Iterator[None]:
+    """Says of which address an OSError is: raises `ConfigError` instead."""
+    try:
+        yield
+    except OSError as error:
         raise ConfigError(
             f"cannot listen on {settings.host} port {settings.port}: {error.strerror}; choose another --host or --port"
         ) from None
-    return listener
 
 
 class _HttpServer(uvicorn.Server):

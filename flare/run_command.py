@@ -10,10 +10,9 @@ import sys
 from pathlib import Path
 
 import click
-import msgspec
-from msgspec.inspect import BoolType, Metadata, UnionType, VarTupleType
+from msgspec.inspect import BoolType, VarTupleType
 
-from flare.config.convert import fields_by_key
+from flare.config.convert import default_text, described, fields_by_key
 from flare.config.loader import flag_of
 from flare.config.schema import Settings
 
@@ -36,21 +35,16 @@ def command() -> click.Command:
 
 def _option(key: str) -> click.Option:
     field = fields_by_key(Settings)[key]
-    kind = msgspec.inspect.type_info(field.type)
-    text = ""
-    while isinstance(kind, Metadata | UnionType):
-        if isinstance(kind, Metadata):
-            text = (kind.extra_json_schema or {}).get("description", text)
-            kind = kind.type
-        else:
-            kind = next(part for part in kind.types if not isinstance(part, msgspec.inspect.NoneType))
+    kind, text = described(field)
     flag = flag_of(key)
     if isinstance(kind, BoolType):
         return click.Option([f"{flag}/--no-{flag[2:]}", key], default=None, help=text)
-    default = "" if field.default in (None, ()) else f"  [default: {field.default}]"
     if isinstance(kind, VarTupleType):
         return click.Option([flag, key], multiple=True, metavar="TEXT", help=f"{text} May be repeated.")
-    return click.Option([flag, key], default=None, metavar="VALUE", help=text + default)
+    default = default_text(field)
+    return click.Option(
+        [flag, key], default=None, metavar="VALUE", help=text if default is None else f"{text}  [default: {default}]"
+    )
 
 
 def _run(config_file: Path | None, **given: object) -> None:

@@ -13,6 +13,7 @@ import msgspec
 
 from flare.machines.events import SubmitFrame
 from flare.machines.ids import Fence, RequestHandle, RequestId
+from flare.machines.selection.reference import UNMEASURED
 from flare.machines.selection.view import LaneWork, Phase, Reason, View
 from flare.machines.slot import Participant
 
@@ -122,10 +123,10 @@ def lane_entries(lanes: tuple[LaneWork, ...]) -> tuple[LaneEntry, ...]:
 
 def _prices(participants: tuple[Participant, ...], view: View) -> dict[int, PriceEntry]:
     """Each slot's prices beside the normalizers that the commit froze."""
-    rates = {participant.handle.slot: (participant.token_rate, participant.sigma_ms) for participant in participants}
+    normalizers = {participant.handle.slot: participant.normalizer for participant in participants}
     found = {}
     for row in view.requests:
-        rate, sigma_ms = rates.get(row.slot, (None, None))
+        rate, sigma_ms = normalizers.get(row.slot, UNMEASURED)
         found[row.slot] = PriceEntry(
             None if row.token_price is None or rate is None else row.token_price * rate,
             None if row.delivery_price is None or sigma_ms is None else row.delivery_price / sigma_ms,

@@ -9,13 +9,13 @@ from the host.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import StrEnum
 
 import numpy as np
 from numpy.typing import NDArray
 
 from flare.machines.graph import GraphShape
 from flare.machines.ids import Fence, PageId, RequestHandle
+from flare.machines.request import EndReason
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +35,11 @@ class Sampling:
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     repetition_penalty: float = 1.0
+
+    @property
+    def penalised(self) -> bool:
+        """Whether drawing depends on what the row has seen, so that each frame must carry a `History`."""
+        return bool(self.presence_penalty or self.frequency_penalty) or self.repetition_penalty != 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +62,7 @@ class Binding:
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """What only the host knows of a row: distinct token ids seen, int32[n] in rising order; how often each was output,
+    """What only the host knows of a row: distinct token ids seen, int32[n]; how often each was output,
     int32[n] (0: in the prompt alone); and token ids that may not be drawn now (eos under `min_tokens`)."""
 
     token_ids: NDArray[np.int32]
@@ -93,13 +98,6 @@ class Frame:
     lanes: tuple[LaneInput, ...]
 
 
-class Ended(StrEnum):
-    """Why a row ended on the device."""
-
-    STOP = "stop"
-    LENGTH = "length"
-
-
 @dataclass(frozen=True, slots=True)
 class TokenScore:
     """Natural-log probability of one token under the raw logits, and the best alternatives, best first."""
@@ -113,16 +111,17 @@ class LaneResult:
     """What a frame did for one lane.
 
     `committed` counts the context tokens of the row after this frame: prompt tokens consumed plus output tokens drawn
-    (the pending one included). A decode row that had already ended returns no tokens and an unchanged counter.
-    `tokens` are the output tokens drawn; a stop token is among them, and `ended` says so. `scores` line up
-    with `tokens`; `prompt_scores` line up with positions start+1 .. start+n of a scored chunk (the first prompt token
-    has no score; the last chunk has no score beyond the prompt).
+    (the pending one included). `tokens` are the output tokens drawn; a stop token is among them. `ended` says that the
+    row ended with them. `scores` line up with `tokens`; None where nothing was asked or drawn. So a decode row that had
+    already ended returns an unchanged counter, no tokens, and None for `ended` and `scores`. `prompt_scores` line up
+    with positions start+1 .. start+n of a scored chunk (the first prompt token has no score; the last chunk has no
+    score beyond the prompt).
     """
 
     handle: RequestHandle
     committed: int
     tokens: tuple[int, ...] = ()
-    ended: Ended | None = None
+    ended: EndReason | None = None
     scores: tuple[TokenScore, ...] | None = None
     prompt_scores: tuple[TokenScore, ...] | None = None
 

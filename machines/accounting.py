@@ -13,11 +13,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from .ids import Fence, RequestHandle
 from .prices import QueuedService
 from .request import Request
+from .selection.reference import UNMEASURED, Normalizer
 from .slot import Commit, FrameSlot
 from .validation import Progress
-
-Rates = Mapping[RequestHandle, tuple[float | None, float | None]]
-"""Normalizers by handle: (tokens per ms, sigma in ms)."""
 
 
 class Accounting:
@@ -29,15 +27,17 @@ class Accounting:
         self.adaptation_ms = adaptation_ms
         self.newcomer_share = newcomer_share
 
-    def start(self, newcomers: Sequence[Request], runnable: int, rates: Rates) -> None:
+    def start(
+        self, newcomers: Sequence[Request], runnable: int, normalizers: Mapping[RequestHandle, Normalizer]
+    ) -> None:
         """Set the token prices of requests admitted just now, among `runnable` in all, where a normalizer exists.
 
         Where none does, the first charged interval that has one sets it.
         """
         for request in newcomers:
             assert request.handle is not None
-            token_rate, _ = rates.get(request.handle, (None, None))
-            request.prices.start(self.newcomer_share, runnable, token_rate)
+            normalizer = normalizers.get(request.handle, UNMEASURED)
+            request.prices.start(self.newcomer_share, runnable, normalizer.tokens_per_ms)
 
     def charge(
         self, commit: Commit, interval_ns: int, resident: Sequence[Request | None], progress: Iterable[Progress]
@@ -51,7 +51,7 @@ class Accounting:
             request = resident[participant.handle.slot]
             if request is None or request.handle != participant.handle or not request.runnable:
                 continue
-            request.prices.start(self.newcomer_share, count, participant.token_rate)
+            request.prices.start(self.newcomer_share, count, participant.normalizer.tokens_per_ms)
             request.prices.charge(commit.fence, served.get(request.id, 0), interval_ns / 1e6, self.adaptation_ms)
 
     def publish(self, request: Request, fence: Fence) -> None:

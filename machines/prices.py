@@ -95,18 +95,17 @@ class ServicePrices:
         if self.log_delivery is not None:
             self.log_delivery = charge(self.log_delivery, 0.0, interval_ms, adaptation_ms)
 
-    def publish(self, fence: Fence, adaptation_ms: float) -> bool:
-        """Text became visible under `fence`: its charge becomes one delivery. Returns whether it changed anything.
+    def publish(self, fence: Fence, adaptation_ms: float) -> None:
+        """Text became visible under `fence`: its charge becomes one delivery.
 
-        Only the first publication of the latest charged frame does; the first of all starts the delivery price.
+        Only the first publication of the latest charged frame changes it; the first of all starts the delivery price.
         """
         opened = self._open
         if opened is None or opened.fence != fence:
-            return False
+            return
         self._open = None
         before, interval_ms = opened.log_delivery_before, opened.interval_ms
         self.log_delivery = math.log(interval_ms) if before is None else charge(before, 1.0, interval_ms, adaptation_ms)
-        return True
 
     def projected(self, queued: Iterable[QueuedService], adaptation_ms: float) -> tuple[float | None, float | None]:
         """(token, delivery) log prices after `queued`, in order. Changes nothing; what is unset stays so."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 from bisect import bisect_right
 from dataclasses import dataclass, field
-from enum import Enum
+from enum import StrEnum
 
 import msgspec
 
@@ -31,8 +31,8 @@ class RequestState(State):
     RETIRED = "retired"
 
 
-class EndReason(Enum):
-    """What ended the output: a stop token or string, or a limit of length."""
+class EndReason(StrEnum):
+    """What ended the output, in OpenAI's words: a stop token or string, or a limit of length."""
 
     STOP = "stop"
     LENGTH = "length"
@@ -68,7 +68,6 @@ class Admitted(msgspec.Struct, frozen=True):
 
     handle: RequestHandle
     pages: tuple[PageId, ...]
-    at_ns: int
 
 
 class Dispatched(msgspec.Struct, frozen=True):
@@ -176,13 +175,11 @@ class Request:
 
     id: RequestId
     spec: RequestSpec
-    arrived_at_ns: int
     state: RequestState = RequestState.QUEUED
     handle: RequestHandle | None = None
     pages: tuple[PageId, ...] = ()
     consumed: int = 0
     produced: int = 0
-    admitted_at_ns: int = 0
     visible_at_ns: int = 0
     last_fence: Fence = field(default_factory=lambda: Fence(0))
     end_reason: EndReason | None = None
@@ -194,8 +191,8 @@ class Request:
         before = self.state
         after = next_state("request", TRANSITIONS, before, event)
         match event:
-            case Admitted(handle, pages, at_ns):
-                self.handle, self.pages, self.admitted_at_ns = handle, pages, at_ns
+            case Admitted(handle, pages):
+                self.handle, self.pages = handle, pages
             case Dispatched(fence):
                 self.last_fence = fence
             case ChunkCommitted(tokens):

@@ -10,6 +10,8 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 
+from flare.config.schema import REQUEST_SLOTS_MAX
+
 from .accounting import Accounting
 from .commitment import CommitRefused, check_lanes
 from .durations import DurationTable
@@ -50,7 +52,7 @@ from .request import (
     RequestState,
     TokensCommitted,
 )
-from .selection.select import normalizers
+from .selection.reference import UNMEASURED, normalizers
 from .selection.view import Plan, PolicyRow, View
 from .slot import Commit, Execute, FrameSlot, Free, Participant, Reject, SlotEvent, SlotState, Submit, Validate
 from .snapshot import take_view
@@ -63,7 +65,7 @@ FRAME_SLOTS = 2
 class Scheduler:
     """All scheduling state. `apply` takes events, `view` gives what `select` reads, `commit` takes its plan.
 
-    `slots` is the number of request slots (1 to 64), `catalog` the prepared graphs.
+    `slots` is the number of request slots (1 to `REQUEST_SLOTS_MAX`), `catalog` the prepared graphs.
     """
 
     def __init__(
@@ -77,8 +79,8 @@ class Scheduler:
         durations: DurationTable,
         adaptation_ms: float,
     ) -> None:
-        if not 1 <= slots <= 64:
-            raise ValueError("slots must be from 1 to 64")
+        if not 1 <= slots <= REQUEST_SLOTS_MAX:
+            raise ValueError(f"slots must be from 1 to {REQUEST_SLOTS_MAX}")
         self.catalog = tuple(catalog)
         self.policy = policy
         self.pages = pages
@@ -164,7 +166,7 @@ class Scheduler:
         match event:
             case Arrive(request_id, spec):
                 self._check_fits(spec)
-                request = Request(request_id, spec, arrived_at_ns=now_ns)
+                request = Request(request_id, spec)
                 self.requests[request_id] = request
                 self.waiting.push(request)
             case CancelRequest(request_id):
@@ -173,7 +175,7 @@ class Scheduler:
                 self._complete(event, now_ns, effects)
             case Published(request_id, fence):
                 known = self.requests.get(request_id)
-                if known is not None and known.state is not RequestState.RETIRED:
+                if known is not None:
                     known.visible_at_ns = now_ns
                     self.accounting.publish(known, fence)
             case HostStop(request_id):
@@ -216,7 +218,7 @@ class Scheduler:
             slot = self._resident.index(None)
             self._generations[slot] += 1
             self._resident[slot] = request
-            self._move(request, Admitted(RequestHandle(slot, self._generations[slot]), pages, now_ns), effects)
+            self._move(request, Admitted(RequestHandle(slot, self._generations[slot]), pages), effects)
             newcomers.append(request)
         if newcomers:
             runnable = sum(request.runnable for request in self.residents)
@@ -231,7 +233,8 @@ class Scheduler:
         frame = next(slot for slot in self.frames if slot.state is SlotState.FREE)
         self._fence = fence = Fence(self._fence + 1)
         effects: list[Effect] = []
-        commit = Commit(fence, plan, self._participants(plan, view), self._needs_feedback(plan.shape, now_ns))
+        closes_window = self.durations.row(plan.shape, now_ns).runs_alone
+        commit = Commit(fence, plan, self._participants(plan, view), closes_window)
         self._move_slot(frame, commit, effects)
         lanes, dispatched = [], Dispatched(fence)
         for work in plan.lanes:
@@ -247,7 +250,7 @@ class Scheduler:
         return effects
 
     def _participants(self, plan: Plan, view: View) -> tuple[Participant, ...]:
-        works, rates = {work.slot: work for work in plan.lanes}, normalizers(view)
+        works, measured = {work.slot: work for work in plan.lanes}, normalizers(view)
         participants = []
         for slot, request in enumerate(self._resident):
             if request is None or not request.runnable:
@@ -255,8 +258,8 @@ class Scheduler:
             assert request.handle is not None
             work = works.get(slot)
             tokens, delivers = (0.0, False) if work is None else (work.expected_tokens, work.delivers)
-            token_rate, sigma_ms = rates.get(request.handle, (None, None))
-            participants.append(Participant(request.handle, token_rate, sigma_ms, tokens, delivers))
+            normalizer = measured.get(request.handle, UNMEASURED)
+            participants.append(Participant(request.handle, normalizer, tokens, delivers))
         return tuple(participants)
 
     def _check_commit(self, plan: Plan, now_ns: int) -> None:
@@ -264,14 +267,9 @@ class Scheduler:
             raise CommitRefused("no frame slot can accept a plan")
         if plan.shape not in self.catalog:
             raise CommitRefused(f"{plan.shape.name} is not prepared")
-        alone = check_lanes(plan, self._resident, self._order) or self._needs_feedback(plan.shape, now_ns)
+        alone = check_lanes(plan, self._resident, self._order) or self.durations.row(plan.shape, now_ns).runs_alone
         if alone and self._order:
             raise CommitRefused("the plan needs completion feedback, and a frame is in flight")
-
-    def _needs_feedback(self, shape: GraphShape, now_ns: int) -> bool:
-        """Whether a frame of this graph runs alone: its kind says so, or its cost is unknown or stale."""
-        row = self.durations.row(shape, now_ns)
-        return shape.kind not in QUEUEABLE_KINDS or row.duration_ns == 0 or row.stale
 
     def _expected_end_ns(self) -> int:
         return max((f.submit.expected_finish_ns for f in self._order if f.submit is not None), default=0)
@@ -315,8 +313,6 @@ class Scheduler:
 
     def _advance(self, lane: Progress, fence: Fence, now_ns: int, effects: list[Effect]) -> None:
         request = lane.request
-        if not request.runnable:
-            return
         self.waiting.serve(request.spec.client, lane.prompt_tokens, lane.output_tokens)
         if lane.prompt_tokens:
             if lane.scored:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import msgspec
 
 from .ids import Fence, RequestHandle
+from .selection.reference import Normalizer
 from .selection.view import Plan
 from .table import State, Transitions, next_state
 
@@ -28,12 +29,10 @@ class SlotState(State):
 
 
 class Participant(msgspec.Struct, frozen=True):
-    """A request that was resident and runnable at commit: its normalizers (tokens/ms, ms per delivery; None where
-    nothing applicable was measured), and the service expected of this frame."""
+    """A request that was resident and runnable at commit: its normalizer, and the service expected of the frame."""
 
     handle: RequestHandle
-    token_rate: float | None
-    sigma_ms: float | None
+    normalizer: Normalizer
     expected_tokens: float
     expects_delivery: bool
 
@@ -81,7 +80,6 @@ _S = SlotState
 TRANSITIONS: Transitions[SlotState] = {
     (_S.FREE, Commit): _S.COMMITTED,
     (_S.COMMITTED, Submit): _S.SUBMITTED,
-    (_S.COMMITTED, Reject): _S.FAILED,
     (_S.SUBMITTED, Execute): _S.EXECUTED,
     (_S.EXECUTED, Validate): _S.VALIDATED,
     (_S.EXECUTED, Reject): _S.FAILED,
@@ -131,11 +129,6 @@ class FrameSlot:
         self.submit = Submit(self.submit.at_ns, expected_finish_ns, self.submit.isolated)
 
     @property
-    def in_flight(self) -> bool:
-        """Whether the device has the frame."""
-        return self.state is SlotState.SUBMITTED
-
-    @property
     def interval_ns(self) -> int:
         """The interval that an executed frame charges: the device's own time, or for an isolated frame the wall time
         from dispatch to observed completion if that is larger (docs/scheduling.md, "Prices"). 0 if untimed."""
@@ -147,11 +140,8 @@ class FrameSlot:
 
     def check(self) -> None:
         """Raise AssertionError if an invariant is broken. For tests."""
-        order = [SlotState.FREE, SlotState.COMMITTED, SlotState.SUBMITTED, SlotState.EXECUTED, SlotState.VALIDATED]
-        depth = order.index(self.state) if self.state in order else None
-        if depth is None:
-            assert self.commit is not None
-            return
+        order = [SlotState.FREE, SlotState.COMMITTED, SlotState.SUBMITTED]
+        depth = order.index(self.state) if self.state in order else len(order)
         assert (self.commit is not None) == (depth >= 1)
         assert (self.submit is not None) == (depth >= 2)
         assert (self.execute is not None) == (depth >= 3)

@@ -68,7 +68,7 @@ def take_view(
                 token_price=None if log_token is None else math.exp(log_token - log_scale),
                 delivery_price=None if log_delivery is None else math.exp(log_delivery - log_scale),
                 age_ms=max(0, planning_ns - since_ns) / 1e6 if phase is Phase.DECODE else 0.0,
-                last_commit=request.last_fence,
+                last_fence=request.last_fence,
                 needs_feedback=request.spec.needs_feedback,
             )
         )

@@ -78,11 +78,9 @@ class WaitingQueue:
 
     def head(self) -> Request | None:
         """The request that the next free slot goes to; among clients of equal service the earliest arrival."""
-        fronts = [(client.service, client.waiting[0].id) for client in self._clients.values() if client.waiting]
-        if not fronts:
-            return None
-        _, chosen = min(fronts)
-        return next(c.waiting[0] for c in self._clients.values() if c.waiting and c.waiting[0].id == chosen)
+        clients = (client for client in self._clients.values() if client.waiting)
+        best = min(clients, key=lambda client: (client.service, client.waiting[0].id), default=None)
+        return None if best is None else best.waiting[0]
 
     def remove(self, request: Request) -> None:
         """Take a waiting request out, because it is admitted or cancelled."""
@@ -107,10 +105,10 @@ class WaitingQueue:
                 self._idle.popitem(last=False)
 
     def service(self, client: str) -> int:
-        """Token-weighted service of a client that is known; 0 of any other."""
+        """Token-weighted service of a client that is known; 0 of any other. For tests."""
         known = self._clients.get(client) or self._idle.get(client)
         return known.service if known else 0
 
     def waiting_ids(self) -> list[RequestId]:
-        """Ids of all waiting requests, in order of arrival."""
+        """Ids of all waiting requests, in order of arrival. For tests."""
         return sorted(request.id for client in self._clients.values() for request in client.waiting)

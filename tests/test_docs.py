@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from flare.machines.request import TRANSITIONS, RequestState
+from flare.server.fields import HARMLESS, NEUTRAL
 from tools.generate_docs import BLOCKS, diagram, documents, fill
 
 from .sources import PACKAGE_FOLDERS, ROOT, modules, source
@@ -48,6 +49,13 @@ def test_ci_installs_and_tests_as_the_readme_says() -> None:
     install = development.split(" && ")[1].removeprefix(".venv/bin/pip install ")
     assert install in script
     assert "python -m pytest" in script
+
+
+def test_the_fields_without_effect_are_those_of_the_server() -> None:
+    text = source("docs/api.md")
+    begin, middle, end = map(text.index, ("**Accepted and without effect:**", "**Refused unless", "**Anything else**"))
+    assert set(re.findall(r"`(\w+)`", text[begin:middle])) == HARMLESS
+    assert set(re.findall(r"`(\w+)`", text[middle:end])) == NEUTRAL.keys()
 
 
 def test_sections_that_docstrings_cite_exist() -> None:

@@ -2,16 +2,18 @@
 
 Owns two yardsticks, the time of all linear layers of the default model's shape without the output head, by kernels that
 torch has (int4 at one row, bfloat16 at 512 rows), by which measurements of different machines can be compared; and the
-device time of every prepared graph on the default model. Surprising rule: it means nothing on a busy machine.
+time of every prepared graph on the default model, with what its device adds around the program. Surprising rule: it
+means nothing on a busy machine.
 """
 
 from __future__ import annotations
 
 import os
+import queue
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -65,24 +67,39 @@ def bfloat16_ms(rows: int) -> float:
     return median_ms(lambda: [linear(x, weight) for x, weight in layers])
 
 
-@dataclass
+class Took(NamedTuple):
+    """The program's own time, and that from submission to completion without it."""
+
+    program_ms: float
+    around_ms: float
+
+
+def median(frames: Sequence[Took]) -> str:
+    """The medians of some frames, in words."""
+    program_ms, around_ms = (statistics.median(column) for column in zip(*frames, strict=True))
+    return f"{program_ms:.2f} ms, and {around_ms:.2f} ms around it"
+
+
 class Bench:
-    """A prepared device whose frames are run one by one."""
+    """A prepared device, started here, whose frames are run one by one."""
 
-    device: CpuDevice
-    last: list[Completion] = field(default_factory=list)
+    def __init__(self, device: CpuDevice) -> None:
+        self.device = device
+        self._done: queue.SimpleQueue[Completion] = queue.SimpleQueue()
+        device.start(self._done.put)
 
-    def run(self, shape: GraphShape, lanes: Sequence[LaneInput]) -> float:
-        """Device time of one frame in ms. Raises RuntimeError if it failed."""
-        self.device.submit(Frame(Fence(1), shape, tuple(lanes)))
-        while not self.last:
-            time.sleep(0.0005)
-        completion = self.last.pop()
+    def run(self, shape: GraphShape, lanes: Sequence[LaneInput]) -> Took:
+        """One frame. Raises RuntimeError if it failed."""
+        frame = Frame(Fence(1), shape, tuple(lanes))
+        began_ns = time.perf_counter_ns()
+        self.device.submit(frame)
+        completion = self._done.get()
+        took_ns = time.perf_counter_ns() - began_ns
         if completion.error is not None:
             raise RuntimeError(completion.error)
-        return completion.device_ns / 1e6
+        return Took(completion.device_ns / 1e6, (took_ns - completion.device_ns) / 1e6)
 
-    def prefill(self, kind: GraphKind, slot: int, tokens: int, capacity: int) -> float:
+    def prefill(self, kind: GraphKind, slot: int, tokens: int, capacity: int) -> Took:
         """A fresh prompt of random tokens."""
         each = MAX_MODEL_LEN // self.device.page_tokens
         pages = tuple(PageId(slot * each + i) for i in range(each))
@@ -91,7 +108,7 @@ class Bench:
         lane = LaneInput(RequestHandle(slot, 1), 0, True, ids, None, binding)
         return self.run(GraphShape(kind, 1, capacity), [lane])
 
-    def decode(self, batch: int) -> float:
+    def decode(self, batch: int) -> Took:
         """One step of the first `batch` slots."""
         lanes = [LaneInput(RequestHandle(slot, 1), 0, True) for slot in range(batch)]
         return self.run(GraphShape(GraphKind.DECODE, batch), lanes)
@@ -105,7 +122,6 @@ def prepared(model: Model, threads: int) -> Bench:
         request_slots=max(BATCHES),
         max_model_len=MAX_MODEL_LEN,
         kv_bytes=512 << 20,
-        max_prefill_tokens=max(CHUNKS),
         dtype="auto",
         threads=threads,
         eager=False,
@@ -117,13 +133,11 @@ def prepared(model: Model, threads: int) -> Bench:
     began = time.perf_counter()
     device.prepare([*decode, *prompt], lambda *_: None)
     print(f"prepared in {time.perf_counter() - began:.1f} s")
-    bench = Bench(device)
-    device.start(bench.last.append)
-    return bench
+    return Bench(device)
 
 
 def main(threads: int = os.cpu_count() or 1) -> None:
-    """Print the yardsticks and the median device time of every graph, in ms."""
+    """Print the yardsticks and the median times of every graph, in ms."""
     torch.set_num_threads(threads)
     print(f"{threads} threads, torch {torch.__version__}")
     print(f"yardstick int4, 1 row: {int4_one_row_ms():.1f} ms")
@@ -133,12 +147,12 @@ def main(threads: int = os.cpu_count() or 1) -> None:
         for slot in range(max(BATCHES)):
             bench.prefill(GraphKind.PREFILL, slot, context, 512)
         for batch in BATCHES:
-            took = statistics.median(bench.decode(batch) for _ in range(20))
-            print(f"decode/b{batch} at {context} tokens: {took:.2f} ms")
+            took = median([bench.decode(batch) for _ in range(20)])
+            print(f"decode/b{batch} at {context} tokens: {took}")
     for kind in (GraphKind.PREFILL, GraphKind.SCORED_PREFILL):
         for tokens in CHUNKS:
-            took = statistics.median(bench.prefill(kind, 0, tokens, tokens) for _ in range(5))
-            print(f"{kind}/t{tokens}: {took:.1f} ms")
+            took = median([bench.prefill(kind, 0, tokens, tokens) for _ in range(5)])
+            print(f"{kind}/t{tokens}: {took}")
     bench.device.close()
 
 

@@ -11,8 +11,9 @@ import statistics
 import time
 from collections.abc import Callable
 
+import msgspec
+
 from flare.machines.graph import GraphKind, GraphShape
-from flare.machines.selection.codec import decode_view, encode_view
 from flare.machines.selection.reference import normalizers
 from flare.machines.selection.select import select
 from flare.machines.selection.view import GraphRow, Phase, PolicyRow, RequestRow, View
@@ -50,7 +51,7 @@ def _request(slot: int, phase: Phase) -> RequestRow:
         token_price=None if slot % 16 == 15 else 20.0 + slot * 0.37,
         delivery_price=30.0 + (slot * 29 % 64) * 0.51 if decoding else None,
         age_ms=5.0 + (slot * 37 % 64) * 1.3 if decoding else 0.0,
-        last_commit=slot * 11 % 23,
+        last_fence=slot * 11 % 23,
         needs_feedback=False,
     )
 
@@ -96,7 +97,8 @@ def main() -> None:
     _measure("select: 40 decoding + 24 prefilling, 60 graphs", lambda: select(mixed), rounds)
     _measure("select and explain: 40 + 24", lambda: select(mixed, explain=True), rounds // 10)
     _measure("normalizers: 40 + 24", lambda: normalizers(mixed), rounds)
-    _measure("view to JSON and back: 40 + 24", lambda: decode_view(encode_view(mixed)), rounds // 4)
+    encode, decode = msgspec.json.encode, msgspec.json.Decoder(View).decode
+    _measure("view to JSON and back: 40 + 24", lambda: decode(encode(mixed)), rounds // 4)
 
 
 if __name__ == "__main__":

@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import TypeVar
 
 import msgspec
-from msgspec.inspect import FloatType, IntType, LiteralType, Metadata, NoneType, Type, UnionType
+from msgspec.inspect import FloatType, IntType, LiteralType
+from msgspec.structs import FieldInfo
 
-from flare.config.convert import fields_by_key
+from flare.config.convert import default_text, described, fields_by_key
 from flare.config.loader import flag_of, load_policy
 from flare.config.schema import Policy, Settings
 from flare.machines import request, slot
@@ -42,7 +43,7 @@ def diagram(states: type[S], table: Transitions[S]) -> str:
 def settings_table() -> str:
     """One row for each key of `Settings`."""
     rows = [
-        f"| `{key}` | `{flag_of(key)}` | {_values(field.type)} | {_default(key, field.default)} | {_text(field.type)} |"
+        f"| `{key}` | `{flag_of(key)}` | {_values(field)} | {default_text(field) or 'unset'} | {described(field)[1]} |"
         for key, field in fields_by_key(Settings).items()
     ]
     return "\n".join(["| key | flag | values | default | meaning |", "| --- | --- | --- | --- | --- |", *rows])
@@ -52,8 +53,8 @@ def policy_table() -> str:
     """One row for each coefficient, with the values of the presets."""
     presets = {name: msgspec.structs.asdict(load_policy(name)) for name in ("balanced", "throughput")}
     rows = [
-        f"| `{key}` | {_values(field.type)} | {presets['balanced'][key]:g} | {presets['throughput'][key]:g} "
-        f"| {_text(field.type)} |"
+        f"| `{key}` | {_values(field)} | {presets['balanced'][key]:g} | {presets['throughput'][key]:g} "
+        f"| {described(field)[1]} |"
         for key, field in fields_by_key(Policy).items()
     ]
     return "\n".join(["| key | values | balanced | throughput | meaning |", "| --- | --- | --- | --- | --- |", *rows])
@@ -92,24 +93,8 @@ def main() -> None:
             print(f"updated {path.relative_to(ROOT)}")
 
 
-def _plain(annotation: object) -> tuple[Type, str]:
-    """The type without its annotations and without None, and its description."""
-    kind, text = msgspec.inspect.type_info(annotation), ""
-    while isinstance(kind, Metadata | UnionType):
-        if isinstance(kind, Metadata):
-            text = (kind.extra_json_schema or {}).get("description", text)
-            kind = kind.type
-        else:
-            kind = next(part for part in kind.types if not isinstance(part, NoneType))
-    return kind, text
-
-
-def _text(annotation: object) -> str:
-    return _plain(annotation)[1]
-
-
-def _values(annotation: object) -> str:
-    kind, _ = _plain(annotation)
+def _values(field: FieldInfo) -> str:
+    kind, _ = described(field)
     if isinstance(kind, LiteralType):
         return ", ".join(f"`{value}`" for value in kind.values)
     if isinstance(kind, IntType | FloatType):
@@ -117,15 +102,6 @@ def _values(annotation: object) -> str:
         return f"{least} to {kind.le:g}" if kind.le is not None else least
     names = {"BoolType": "true, false", "StrType": "text", "VarTupleType": "list of texts"}
     return names[type(kind).__name__]
-
-
-def _default(key: str, value: object) -> str:
-    if value is None or value == ():
-        return "unset"
-    if key in ("kv_memory", "max_body") and isinstance(value, int):
-        unit, size = next((unit, size) for unit, size in (("GiB", 2**30), ("MiB", 2**20)) if value % size == 0)
-        return f"{value // size}{unit}"
-    return f"{value:g}" if isinstance(value, float) else str(value).lower() if isinstance(value, bool) else str(value)
 
 
 if __name__ == "__main__":

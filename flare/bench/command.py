@@ -18,6 +18,8 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from flare.client import base_url
+
 from .http import Server
 from .runs import SUITE, BenchError, Case, Result, open_bench
 from .stats import MixedSummary, Spread, Summary
@@ -71,7 +73,7 @@ def bench(
         _check_writable(json_file)
     console = Console() if sys.stdout.isatty() else Console(width=_WIDTH)
     try:
-        server = Server(url.rstrip("/").removesuffix("/v1"), api_key, timeout)
+        server = Server(base_url(url), api_key, timeout)
         results = uvloop.run(_measure(console, server, ask, SUITE if suite else (case,), repeat, seed))
     except (BenchError, ValueError) as error:
         Console(stderr=True).print(f"error: {error}", style="red", markup=False)

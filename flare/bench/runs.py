@@ -14,6 +14,8 @@ from typing import Literal
 
 import msgspec
 
+from flare.client import first_model
+
 from .http import HttpError, Server, fetch
 from .load import Generate, closed_loop, mixed, open_loop
 from .prompts import PromptMaker, find_tokenizer
@@ -158,21 +160,11 @@ def _rank(run: Summary | MixedSummary) -> float:
     return run.output_tokens_per_s if isinstance(run, Summary) else run.gap_ms.max or 0.0
 
 
-class _Model(msgspec.Struct):
-    id: str
-
-
-class _Models(msgspec.Struct):
-    data: list[_Model]
-
-
 async def _first_model(server: Server) -> str:
     try:
         status, body = await fetch(server, "GET", "/v1/models")
         if status != 200:
             raise BenchError(f"/v1/models answered with HTTP {status}: {body[:200].decode(errors='replace')}")
-        return msgspec.json.decode(body, type=_Models).data[0].id
-    except HttpError as error:
+        return first_model(body)
+    except (HttpError, ValueError) as error:
         raise BenchError(str(error)) from error
-    except (msgspec.DecodeError, IndexError) as error:
-        raise BenchError("/v1/models lists no model; name one with --model") from error

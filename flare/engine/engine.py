@@ -39,7 +39,7 @@ from flare.machines.request import EndReason, RequestState
 from flare.machines.scheduler import Scheduler
 from flare.machines.selection.select import select
 from flare.machines.selection.view import Plan, View
-from flare.request import FinishReason, GenerationRequest
+from flare.request import GenerationRequest
 from flare.server import engine_api
 from flare.server.engine_api import Health
 from flare.tokens.assembler import TextAssembler
@@ -259,7 +259,7 @@ class Engine:
             self._metrics.first_token((now_ns - job.arrived_at_ns) / 1e9, (now_ns - job.admitted_at_ns) / 1e9)
         job.last_at_ns = now_ns
 
-    def _finish(self, job: Job, reason: FinishReason, now_ns: int) -> None:
+    def _finish(self, job: Job, reason: EndReason, now_ns: int) -> None:
         del self._jobs[job.id]
         self._finishes.append(now_ns)
         self._metrics.request_finished(
@@ -283,11 +283,4 @@ class Engine:
 
 def _records(completion: Completion) -> tuple[CompletionRecord, ...]:
     """The scheduler's part of a completion."""
-    return tuple(
-        [
-            CompletionRecord(
-                result.handle, result.committed, None if result.ended is None else EndReason(result.ended.value)
-            )
-            for result in completion.results
-        ]
-    )
+    return tuple([CompletionRecord(result.handle, result.committed, result.ended) for result in completion.results])

@@ -7,7 +7,6 @@ its tokens at once; only its characters wait.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Collection
 
 import numpy as np
@@ -17,7 +16,7 @@ from flare.graphs.frames import Binding, History, LaneInput, LaneResult, TokenSc
 from flare.machines.events import Dispatch
 from flare.machines.ids import RequestHandle, RequestId
 from flare.machines.request import EndReason, RequestSpec
-from flare.request import Delta, FinishReason, GenerationRequest, ScoredToken
+from flare.request import Delta, GenerationRequest, ScoredToken
 from flare.tokens.assembler import TextAssembler
 
 from .stream import Stream
@@ -28,9 +27,10 @@ class Job:
 
     __slots__ = (
         "_assembler",
-        "_output",
+        "_penalised",
         "_prompt",
         "_prompt_scores",
+        "_seen",
         "_stop_tokens",
         "admitted_at_ns",
         "arrived_at_ns",
@@ -60,7 +60,9 @@ class Job:
         self._assembler = assembler
         self._prompt: NDArray[np.int32] = np.array(request.prompt, dtype=np.int32)
         self._stop_tokens = tuple({*request.stop_token_ids, *(() if request.ignore_eos else eos_ids)})
-        self._output: Counter[int] = Counter()
+        self._penalised = request.sampling.penalised
+        # How often each token that penalties look at was output.
+        self._seen = dict.fromkeys(request.prompt if request.sampling.repetition_penalty != 1.0 else (), 0)
         self._prompt_scores: list[ScoredToken] = []
 
     @property
@@ -76,11 +78,6 @@ class Job:
             scored=request.prompt_logprobs is not None,
             needs_feedback=bool(request.stop) or self._penalised or request.min_tokens > 0,
         )
-
-    @property
-    def _penalised(self) -> bool:
-        sampling = self.request.sampling
-        return bool(sampling.presence_penalty or sampling.frequency_penalty) or sampling.repetition_penalty != 1.0
 
     def lane(self, dispatch: Dispatch) -> LaneInput:
         """The lane's input for a frame; its binding with the first frame of a generation."""
@@ -111,11 +108,8 @@ class Job:
         banned = self._stop_tokens if self.produced < self.request.min_tokens else ()
         if not self._penalised:
             return History(_NO_TOKENS, _NO_TOKENS, banned) if banned else None
-        seen = set(self._output)
-        if self.request.sampling.repetition_penalty != 1.0:
-            seen.update(self.request.prompt)
-        ids = np.array(sorted(seen), dtype=np.int32)
-        counts = np.array([self._output[token] for token in ids.tolist()], dtype=np.int32)
+        seen = self._seen
+        ids, counts = np.fromiter(seen, np.int32, len(seen)), np.fromiter(seen.values(), np.int32, len(seen))
         return History(ids, counts, banned)
 
     def take(self, result: LaneResult, ended: EndReason | None) -> tuple[Delta | None, bool]:
@@ -125,11 +119,13 @@ class Job:
         if not result.tokens and ended is None:
             return None, False
         self.produced += len(result.tokens)
-        self._output.update(result.tokens)
+        if self._penalised:
+            for token in result.tokens:
+                self._seen[token] = self._seen.get(token, 0) + 1
         visible = len(result.tokens) - (ended is EndReason.STOP)  # the token that stops has no text, whatever it is
         piece = self._assembler.push(result.tokens[:visible], final=ended is not None)
         stopped = piece.stopped_by is not None
-        finish = FinishReason.STOP if stopped else None if ended is None else FinishReason(ended.value)
+        finish = EndReason.STOP if stopped else ended
         delta = Delta(
             text=piece.text,
             tokens=self._scored(result),

@@ -11,20 +11,7 @@ from collections.abc import Callable
 
 import anyio
 
-from flare.request import Delta
-
-
-def merge(first: Delta, second: Delta) -> Delta:
-    """One delta that says what two in a row say."""
-    return Delta(
-        text=first.text + second.text,
-        tokens=first.tokens + second.tokens,
-        offsets=first.offsets + second.offsets,
-        prompt_scores=first.prompt_scores if second.prompt_scores is None else second.prompt_scores,
-        completion_tokens=second.completion_tokens,
-        finish_reason=second.finish_reason,
-        stop_reason=second.stop_reason,
-    )
+from flare.request import Delta, join
 
 
 class Stream:
@@ -34,14 +21,14 @@ class Stream:
 
     def __init__(self, cancel: Callable[[], None]) -> None:
         self._cancel = cancel
-        self._pending: Delta | None = None
+        self._pending: list[Delta] = []
         self._error: Exception | None = None
         self._closed = False
         self._wake: anyio.Event | None = None
 
     def push(self, delta: Delta) -> None:
         """Publish a delta; the one with a finish reason is the last."""
-        self._pending = delta if self._pending is None else merge(self._pending, delta)
+        self._pending.append(delta)
         self._closed = self._closed or delta.finish_reason is not None
         self._notify()
 
@@ -57,7 +44,7 @@ class Stream:
         if not self._closed:
             self._closed = True
             self._cancel()
-        self._pending = None
+        self._pending.clear()
         self._notify()
 
     def __aiter__(self) -> Stream:
@@ -65,7 +52,7 @@ class Stream:
 
     async def __anext__(self) -> Delta:
         """The next delta. Raises StopAsyncIteration after the last, or the error that ended the stream."""
-        while self._pending is None:
+        while not self._pending:
             if self._error is not None:
                 error, self._error = self._error, None
                 raise error
@@ -73,8 +60,8 @@ class Stream:
                 raise StopAsyncIteration
             self._wake = anyio.Event()
             await self._wake.wait()
-        delta, self._pending = self._pending, None
-        return delta
+        deltas, self._pending = self._pending, []
+        return join(deltas)
 
     def _notify(self) -> None:
         if self._wake is not None:

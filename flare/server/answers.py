@@ -41,8 +41,8 @@ async def answer(
 ) -> Response:
     """Generate and answer. Raises what `EngineApi.submit` and the streams raise."""
     requests = [
-        _generation(f"{envelope.id}-{index}", client_of(request.scope), rules, sequences, prompt, choice, seed)
-        for index, (prompt, choice, seed) in enumerate(_numbered(context, rules, len(sequences.prompts)))
+        _generation(f"{envelope.id}-{index}", client_of(request.scope), rules, sequences, prompt, seed)
+        for index, (prompt, seed) in enumerate(_numbered(context, rules, len(sequences.prompts)))
     ]
     streams = _submit(context, requests)
     if rules.stream:
@@ -65,18 +65,16 @@ def new_envelope(prefix: str, prompts: Sequence[Prompt], context: ServerContext)
     )
 
 
-def _numbered(context: ServerContext, rules: Rules, prompts: int) -> list[tuple[int, int, int]]:
-    """For each sequence the number of its prompt, the number of its choice, and the seed of that choice."""
+def _numbered(context: ServerContext, rules: Rules, prompts: int) -> list[tuple[int, int]]:
+    """For each sequence the number of its prompt, and the seed of its choice."""
     seeds = [context.random_bits() if rules.seed is None else rules.seed for _ in range(prompts)]
     return [
-        (prompt, choice, choice_seed(seeds[prompt], choice))
-        for prompt in range(prompts)
-        for choice in range(rules.choices)
+        (prompt, choice_seed(seeds[prompt], choice)) for prompt in range(prompts) for choice in range(rules.choices)
     ]
 
 
 def _generation(
-    name: str, client: str, rules: Rules, sequences: Sequences, prompt: int, choice: int, seed: int
+    name: str, client: str, rules: Rules, sequences: Sequences, prompt: int, seed: int
 ) -> GenerationRequest:
     return GenerationRequest(
         name=name,

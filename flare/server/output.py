@@ -7,57 +7,22 @@ starlette notices a client's departure only while it streams, so that here a tas
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 
 import anyio
 from starlette.requests import ClientDisconnect
 from starlette.types import Receive
 
-from flare.request import Delta, FinishReason, ScoredToken
+from flare.machines.request import EndReason
+from flare.request import Delta, join
 
 from .engine_api import OutputStream
-
-
-@dataclass(slots=True)
-class Output:
-    """All deltas of one choice, joined."""
-
-    texts: list[str] = field(default_factory=list)
-    tokens: list[ScoredToken] = field(default_factory=list)
-    offsets: list[int] = field(default_factory=list)
-    prompt_scores: tuple[ScoredToken, ...] | None = None
-    completion_tokens: int = 0
-    finish_reason: FinishReason | None = None
-    stop_reason: str | int | None = None
-
-    def add(self, delta: Delta) -> None:
-        """Append one delta."""
-        self.texts.append(delta.text)
-        self.tokens.extend(delta.tokens)
-        self.offsets.extend(delta.offsets)
-        self.prompt_scores = self.prompt_scores or delta.prompt_scores
-        self.completion_tokens = delta.completion_tokens
-        self.finish_reason = delta.finish_reason
-        self.stop_reason = delta.stop_reason
-
-    def joined(self) -> Delta:
-        """All of it as one delta."""
-        return Delta(
-            text="".join(self.texts),
-            tokens=tuple(self.tokens),
-            offsets=tuple(self.offsets),
-            prompt_scores=self.prompt_scores,
-            completion_tokens=self.completion_tokens,
-            finish_reason=self.finish_reason,
-            stop_reason=self.stop_reason,
-        )
 
 
 class NothingToGenerate:
     """The output of a request for no tokens, which asks nothing of the engine."""
 
     def __init__(self) -> None:
-        self._left = [Delta(finish_reason=FinishReason.LENGTH)]
+        self._left = [Delta(finish_reason=EndReason.LENGTH)]
 
     def __aiter__(self) -> NothingToGenerate:
         return self
@@ -77,13 +42,13 @@ async def collect(streams: Sequence[OutputStream], receive: Receive) -> list[Del
     However it ends, no stream runs on: a failed one or a departed client cancels them all. Raises what the first failed
     stream raised, or `ClientDisconnect`.
     """
-    outputs = [Output() for _ in streams]
+    outputs: list[list[Delta]] = [[] for _ in streams]
     failures: list[Exception] = []
 
-    async def read(stream: OutputStream, output: Output) -> None:
+    async def read(stream: OutputStream, output: list[Delta]) -> None:
         try:
             async for delta in stream:
-                output.add(delta)
+                output.append(delta)
         except Exception as error:  # noqa: BLE001 - kept, and raised below for the one translation
             failures.append(error)
             readers.cancel_scope.cancel()
@@ -106,4 +71,4 @@ async def collect(streams: Sequence[OutputStream], receive: Receive) -> list[Del
             stream.cancel()
     if failures:
         raise failures[0]
-    return [output.joined() for output in outputs]
+    return [join(output) for output in outputs]

@@ -137,16 +137,29 @@ def _type_error(error: msgspec.ValidationError) -> ApiError:
 
 
 def _syntax_error(raw: bytes, error: Exception) -> ApiError:
-    """No JSON at all, or the NaN and Infinity that Python's own writer emits: those name their field."""
+    """No JSON at all, or what Python's own writer emits besides: halves of surrogate pairs, NaN and Infinity. Those two
+    numbers name their field."""
     try:
         lenient = json.loads(raw) if len(raw) <= LENIENT_BYTES_MAX else None
     except (ValueError, RecursionError):
         return invalid(None, f"The body is not valid JSON: {error}.", code="invalid_json")
+    if _has_half_pair(lenient):
+        half = "half of a UTF-16 surrogate pair, which is no character"
+        return invalid(None, f"The body is not valid JSON: a text in it has {half}.", code="invalid_json")
     if isinstance(lenient, dict):
         for name, value in lenient.items():
             if _has_non_finite(value):
                 return invalid(name, f"`{name}` must be a finite number.")
     return invalid(None, f"The body is not valid JSON: {error}.", code="invalid_json")
+
+
+def _has_half_pair(value: object) -> bool:
+    """Whether any text within is no Unicode."""
+    try:
+        json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        return True
+    return False
 
 
 def _has_non_finite(value: object) -> bool:

@@ -58,7 +58,7 @@ class PromptLayout:
             ends = self._by_shorter_conversations(messages, text)
         if messages and messages[0].get("role") in SYSTEM_ROLES:
             return Bounds(ends[0] if len(ends) == len(messages) else 0, tuple(ends))
-        return Bounds(self._inserted_system(messages, text, marker), tuple(ends))
+        return Bounds(self._inserted_system(messages, text, skeleton, marker), tuple(ends))
 
     def _skeleton(self, messages: Sequence[Message], add_generation_prompt: bool, marker: str) -> _Skeleton | None:
         """None if the template does not write every content exactly once, in order."""
@@ -130,18 +130,19 @@ class PromptLayout:
             ends.append(max(_common_chars(shorter, text), *ends[-1:], 0))
         return ends
 
-    def _inserted_system(self, messages: Sequence[Message], text: str, marker: str) -> int:
+    def _inserted_system(self, messages: Sequence[Message], text: str, skeleton: _Skeleton | None, marker: str) -> int:
         """Length of the system prompt that the template writes unasked: what stands before the opening of the first
         message, whose opening is known from a conversation that has a system message."""
-        first = self._skeleton([{**messages[0], "content": ""}], False, marker) if messages else None
-        if first is None or not text.startswith(first.gaps[0]):
+        if skeleton is None and messages:
+            skeleton = self._skeleton([{**messages[0], "content": ""}], False, marker)
+        if skeleton is None or not messages or not text.startswith(skeleton.gaps[0]):
             return 0
-        before = first.gaps[0]
+        before = skeleton.gaps[0]
         length = self._inserted.get(before)
         if length is None:
             asked: list[Message] = [{"role": "system", "content": ""}, {**messages[0], "content": ""}]
-            skeleton = self._skeleton(asked, False, marker)
-            opening = "" if skeleton is None else skeleton.gaps[1][self._tail(skeleton, 0) :]
+            both = self._skeleton(asked, False, marker)
+            opening = "" if both is None else both.gaps[1][self._tail(both, 0) :]
             inserted = before[: -len(opening)] if opening and before.endswith(opening) else ""
             length = len(inserted) if inserted.replace(self._bos_text, "").strip() else 0
             _remember(self._inserted, before, length)

@@ -27,6 +27,7 @@ from ..programs.frame_io import FrameIo
 from ..programs.reference import ReferenceStep
 from ..programs.rows import StateRows
 from ..programs.step import StepProgram
+from ..weights.errors import ModelError
 from .build import CannotCompile, native_library
 from .native import NativeStep, unsupported
 from .plan import DType, MemoryPlan, kv_dtype, lane_and_row_counts, plan_memory
@@ -50,7 +51,6 @@ class CpuDevice:
         request_slots: int,
         max_model_len: int,
         kv_bytes: int,
-        max_prefill_tokens: int,
         dtype: DType,
         threads: int,
         eager: bool,
@@ -60,7 +60,6 @@ class CpuDevice:
         for name, value in (
             ("request_slots", request_slots),
             ("max_model_len", max_model_len),
-            ("max_prefill_tokens", max_prefill_tokens),
             ("threads", threads),
         ):
             if value < 1:
@@ -70,7 +69,6 @@ class CpuDevice:
         self._request_slots = request_slots
         self._max_model_len = max_model_len
         self._kv_bytes = kv_bytes
-        self._max_prefill_tokens = max_prefill_tokens
         self._dtype: DType = dtype
         self._threads = threads
         self._eager = eager
@@ -105,9 +103,10 @@ class CpuDevice:
         return self._program
 
     def prepare(self, catalog: Sequence[GraphShape], progress: OnProgress) -> None:
-        """See `Device.prepare`. Every graph is run once, so that nothing is cold when serving starts."""
-        if any(shape.prefill_tokens > self._max_prefill_tokens for shape in catalog):
-            raise ValueError(f"max_prefill_tokens: {self._max_prefill_tokens} is below a prefill graph of the catalog")
+        """See `Device.prepare`. Every graph is run once, so that nothing is cold when serving starts.
+
+        Raises ValueError for a cache too small for one request, and `ModelError` for weights that give no numbers.
+        """
         torch.set_num_threads(self._threads)
         self._plan = plan_memory(
             self._config,
@@ -125,7 +124,10 @@ class CpuDevice:
         self._io = FrameIo(rows, buffers, self._plan.pages, self._config.vocab)
         self._graphs = frozenset(catalog)
         for index, shape in enumerate(catalog):
-            self._warm(shape)
+            try:
+                self._warm(shape)
+            except FloatingPointError as error:
+                raise ModelError("the weights give logits that are not finite: take an undamaged model") from error
             progress(shape, index + 1, len(catalog))
 
     def start(self, on_completion: OnCompletion) -> None:

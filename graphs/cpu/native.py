@@ -247,6 +247,7 @@ class NativeStep:
         return self._keep(torch.zeros(*shape))
 
     def _activations(self, rows: int, width: int) -> _Activations:
+        rows += -rows % LANES  # whole tiles, as `Activations` lays rows out
         groups = width // GROUP
         return _Activations(
             codes=self._keep(torch.zeros(rows, width, dtype=torch.int8)),

@@ -1,6 +1,7 @@
 """What a device will take, told before it takes it.
 
-Owns the arithmetic of memory and buffer sizes; `CpuDevice` allocates by the same numbers. Surprising rule: pages get
+Owns the number of pages, by which `CpuDevice` allocates them, and an estimate of the rest. Does not count what no
+catalog changes: state rows, the rotary table and each thread's working memory, a few MiB. Surprising rule: pages get
 exactly `kv_bytes`, rounded down; everything else comes on top.
 """
 
@@ -31,11 +32,6 @@ class MemoryPlan:
     kv_bytes: int
     buffers_bytes: int
     pages: int
-    page_tokens: int = PAGE_TOKENS
-
-    @property
-    def total_bytes(self) -> int:
-        return self.weights_bytes + self.kv_bytes + self.buffers_bytes
 
 
 def kv_dtype(dtype: DType) -> torch.dtype:
@@ -66,12 +62,15 @@ def plan_memory(
             f"{max_model_len} needs {needed}: give {needed * one_page} bytes or lower max_model_len"
         )
     lanes, rows = lane_and_row_counts(catalog)
-    activations = rows * 4 * (2 * config.hidden + (config.heads + 2 * config.kv_heads) * config.head_dim)
+    query_width, key_width = config.heads * config.head_dim, config.kv_heads * config.head_dim
+    floats = config.hidden + 2 * query_width + 2 * key_width
+    quantized = config.hidden + query_width + config.intermediate  # a byte each, and 12 more for every 32
+    activations = max(lanes, rows) * (4 * floats + quantized + quantized * 12 // 32)
     logits = max(lanes, 16) * config.vocab * 4
     return MemoryPlan(
         weights_bytes=_weights_bytes(config, weights, dtype),
         kv_bytes=pages * one_page,
-        buffers_bytes=StepBuffers.bytes_for(lanes, rows, max_model_len) + activations + logits,
+        buffers_bytes=StepBuffers.bytes_for(lanes, max(rows, 1), max_model_len) + activations + logits,
         pages=pages,
     )
 

@@ -7,11 +7,14 @@ the program takes both from its state row.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import torch
 
 from .rows import ALTERNATIVES_MAX, STOP_TOKENS_MAX
+
+NO_TOKEN, NOT_FINITE = -1, -2
+"""In place of a drawn token: none was asked for, or the lane's logits are no numbers to draw from."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,8 +24,9 @@ class StepBuffers:
     Inputs: of each lane its `slot`, `start` position, number of `rows`, whether it `emits`; its history (`seen`
     distinct tokens: `history_tokens`, `history_counts` [L, H]) and `banned_count` `banned` tokens
     [L, STOP_TOKENS_MAX]. Of each prompt row its `tokens` and `targets` (-1: not scored).
-    Outputs: of each lane the drawn `token` (-1: none), its `logprob`, and alternatives [L, ALTERNATIVES_MAX]; of each
-    prompt row the target's log-probability and alternatives [R, ALTERNATIVES_MAX].
+    Outputs: of each lane the drawn `token` (or NO_TOKEN or NOT_FINITE), its `logprob`, and alternatives
+    [L, ALTERNATIVES_MAX]; of each prompt row the target's log-probability (NaN for logits that are not finite) and
+    alternatives [R, ALTERNATIVES_MAX].
     """
 
     slot: torch.Tensor
@@ -75,5 +79,6 @@ class StepBuffers:
     @staticmethod
     def bytes_for(lanes: int, rows: int, history: int) -> int:
         """Bytes that `allocate` takes."""
-        per_lane = 7 * 4 + 2 * history * 4 + STOP_TOKENS_MAX * 4 + 2 * ALTERNATIVES_MAX * 4
-        return lanes * per_lane + rows * (3 * 4 + 2 * ALTERNATIVES_MAX * 4)
+        with torch.device("meta"):
+            made = StepBuffers.allocate(lanes, rows, history)
+        return sum(getattr(made, field.name).nbytes for field in fields(made))

@@ -203,9 +203,10 @@ class Decoder:
     ) -> torch.Tensor:
         """Causal attention of float32[rows, heads, head_dim] over the pages in use; float32[rows, heads * head_dim]."""
         config = self.config
-        rows, used = len(q), pages[: int(positions[-1]) // PAGE_TOKENS + 1]
-        k = keys[used].float().permute(1, 2, 0, 3).reshape(config.kv_heads, config.head_dim, -1)
-        v = values[used].float().permute(1, 0, 2, 3).reshape(config.kv_heads, -1, config.head_dim)
+        rows, end = len(q), int(positions[-1]) + 1
+        used = pages[: -(-end // PAGE_TOKENS)]
+        k = keys[used].float().permute(1, 2, 0, 3).reshape(config.kv_heads, config.head_dim, -1)[..., :end]
+        v = values[used].float().permute(1, 0, 2, 3).reshape(config.kv_heads, -1, config.head_dim)[:, :end]
         packed = (
             q.view(rows, config.kv_heads, -1, config.head_dim)
             .permute(1, 2, 0, 3)

@@ -6,16 +6,22 @@ anything. Surprising rule: everything is checked before anything is written, so 
 
 from __future__ import annotations
 
-import torch
+import math
+from dataclasses import fields
+from types import SimpleNamespace
+
+import numpy as np
+from numpy.typing import NDArray
 
 from flare.machines.graph import GraphKind
+from flare.machines.request import EndReason
 
-from ..frames import Ended, Frame, LaneInput, LaneResult, TokenScore
+from ..frames import Frame, History, LaneInput, LaneResult, TokenScore
 from ..memory.pages import PAGE_TOKENS
-from .buffers import StepBuffers
+from .buffers import NOT_FINITE, StepBuffers
 from .rows import ENDED_LENGTH, ENDED_STOP, RUNNING, StateRows, check_binding
 
-_ENDED = {RUNNING: None, ENDED_STOP: Ended.STOP, ENDED_LENGTH: Ended.LENGTH}
+_ENDED = {RUNNING: None, ENDED_STOP: EndReason.STOP, ENDED_LENGTH: EndReason.LENGTH}
 
 
 class FrameIo:
@@ -23,7 +29,8 @@ class FrameIo:
 
     def __init__(self, rows: StateRows, buffers: StepBuffers, pages: int, vocab: int) -> None:
         self._rows = rows
-        self._buffers = buffers
+        self._row = _arrays(rows)
+        self._buffer = _arrays(buffers)
         self._pages = pages
         self._vocab = vocab
 
@@ -45,70 +52,83 @@ class FrameIo:
 
     def write(self, frame: Frame) -> None:
         """Bind fresh rows and fill the input buffers. The frame has been checked."""
-        buffers, first = self._buffers, 0
+        buffer, first = self._buffer, 0
         for index, lane in enumerate(frame.lanes):
             if lane.binding is not None:
                 self._rows.bind(lane.handle.slot, lane.handle.generation, lane.binding)
-            buffers.slot[index] = lane.handle.slot
-            buffers.start[index] = lane.start
-            buffers.emits[index] = lane.emits
-            buffers.rows[index] = 0 if lane.tokens is None else len(lane.tokens)
+            buffer.slot[index] = lane.handle.slot
+            buffer.start[index] = lane.start
+            buffer.emits[index] = lane.emits
+            buffer.rows[index] = 0 if lane.tokens is None else len(lane.tokens)
             self._write_history(index, lane)
             if lane.tokens is not None:
                 end = first + len(lane.tokens)
-                buffers.tokens[first:end] = torch.from_numpy(lane.tokens)
-                buffers.targets[first : end - 1] = buffers.tokens[first + 1 : end]
-                buffers.targets[end - 1] = -1 if lane.target is None else lane.target
+                buffer.tokens[first:end] = lane.tokens
+                buffer.targets[first : end - 1] = lane.tokens[1:]
+                buffer.targets[end - 1] = -1 if lane.target is None else lane.target
                 first = end
 
     def read(self, frame: Frame) -> tuple[LaneResult, ...]:
-        """The results of the frame that has just run."""
+        """The results of the frame that has just run. Raises FloatingPointError if the model gave no numbers."""
         scored = frame.shape.kind is GraphKind.SCORED_PREFILL
+        drawn: list[int] = self._buffer.token[: len(frame.lanes)].tolist()
         results, first = [], 0
-        for index, lane in enumerate(frame.lanes):
+        for index, (lane, token) in enumerate(zip(frame.lanes, drawn, strict=True)):
             slot = lane.handle.slot
-            token = int(self._buffers.token[index])
-            alternatives = int(self._rows.logprobs[slot])
-            drawn = token >= 0
-            results.append(
-                LaneResult(
-                    handle=lane.handle,
-                    committed=int(self._rows.committed[slot]),
-                    tokens=(token,) if drawn else (),
-                    ended=_ENDED[int(self._rows.ended[slot])] if drawn else None,
-                    scores=(self._score(index, alternatives),) if drawn and alternatives >= 0 else None,
-                    prompt_scores=self._prompt_scores(slot, first, lane) if scored else None,
-                )
+            if token == NOT_FINITE:
+                raise _not_finite(frame, slot)
+            alternatives = int(self._row.logprobs[slot]) if token >= 0 else -1
+            result = LaneResult(
+                handle=lane.handle,
+                committed=int(self._row.committed[slot]),
+                tokens=(token,) if token >= 0 else (),
+                ended=_ENDED[int(self._row.ended[slot])] if token >= 0 else None,
+                scores=(self._score(index, alternatives),) if alternatives >= 0 else None,
+                prompt_scores=self._prompt_scores(slot, first, lane) if scored else None,
             )
+            if any(math.isnan(score.logprob) for score in result.prompt_scores or ()):
+                raise _not_finite(frame, slot)
+            results.append(result)
             first += 0 if lane.tokens is None else len(lane.tokens)
         return tuple(results)
 
     def _check_lane(self, frame: Frame, lane: LaneInput) -> None:
-        slot, rows = lane.handle.slot, self._rows
+        slot, row = lane.handle.slot, self._row
         where = f"frame {frame.fence}, slot {slot}"
-        if not 0 <= slot < len(rows.ended):
-            raise ValueError(f"{where}: slot is outside [0, {len(rows.ended)})")
+        if not 0 <= slot < len(row.ended):
+            raise ValueError(f"{where}: slot is outside [0, {len(row.ended)})")
         if lane.binding is not None:
-            check_binding(lane.binding, self._pages, rows.page_table.shape[1], self._vocab)
+            check_binding(lane.binding, self._pages, row.page_table.shape[1], self._vocab)
             pages = len(lane.binding.pages)
         else:
-            pages = int(rows.page_count[slot])
-            if int(rows.generation[slot]) != lane.handle.generation:
+            pages = int(row.page_count[slot])
+            if row.generation[slot] != lane.handle.generation:
                 raise ValueError(f"{where}: generation {lane.handle.generation} was never bound")
         decode = frame.shape.kind is GraphKind.DECODE
         if decode != (lane.tokens is None):
             raise ValueError(f"{where}: tokens are {'not ' if decode else ''}expected by {frame.shape.name}")
         if lane.tokens is not None:
             self._check_tokens(where, lane, pages)
-        elif int(rows.ended[slot]) == RUNNING and int(rows.committed[slot]) > pages * PAGE_TOKENS:
+        elif row.ended[slot] == RUNNING and row.committed[slot] > pages * PAGE_TOKENS:
             raise ValueError(
-                f"{where}: pages hold {pages * PAGE_TOKENS} tokens; position {int(rows.committed[slot])} has none"
+                f"{where}: pages hold {pages * PAGE_TOKENS} tokens; position {row.committed[slot]} has none"
             )
-        history = lane.history
-        if history is not None and len(history.token_ids) > self._buffers.history_tokens.shape[1]:
-            raise ValueError(f"{where}: history has {len(history.token_ids)} tokens; more than a context holds")
-        if history is not None and len(history.banned) > self._buffers.banned.shape[1]:
-            raise ValueError(f"{where}: history.banned has {len(history.banned)} tokens; too many")
+        if lane.history is not None:
+            self._check_history(where, lane.history)
+
+    def _check_history(self, where: str, history: History) -> None:
+        """Ids index the logits unchecked in the program, so that they are checked here."""
+        seen, banned = history.token_ids, history.banned
+        if len(seen) > self._buffer.history_tokens.shape[1]:
+            raise ValueError(f"{where}: history has {len(seen)} tokens; more than a context holds")
+        if len(history.output_counts) != len(seen):
+            raise ValueError(f"{where}: history has {len(seen)} tokens and {len(history.output_counts)} counts")
+        if len(banned) > self._buffer.banned.shape[1]:
+            raise ValueError(f"{where}: history.banned has {len(banned)} tokens; too many")
+        if len(seen) and not 0 <= int(seen.min()) <= int(seen.max()) < self._vocab:
+            raise ValueError(f"{where}: history.token_ids must be in [0, {self._vocab})")
+        if any(not 0 <= token < self._vocab for token in banned):
+            raise ValueError(f"{where}: history.banned must be in [0, {self._vocab})")
 
     def _check_tokens(self, where: str, lane: LaneInput, pages: int) -> None:
         tokens = lane.tokens
@@ -123,38 +143,47 @@ class FrameIo:
             raise ValueError(f"{where}: pages hold {pages * PAGE_TOKENS} tokens; {lane.start + len(tokens)} are needed")
 
     def _write_history(self, index: int, lane: LaneInput) -> None:
-        buffers, history = self._buffers, lane.history
+        buffer, history = self._buffer, lane.history
         seen = 0 if history is None else len(history.token_ids)
         banned = () if history is None else history.banned
-        buffers.seen[index] = seen
-        buffers.banned_count[index] = len(banned)
+        buffer.seen[index] = seen
+        buffer.banned_count[index] = len(banned)
         if history is not None and seen:
-            buffers.history_tokens[index, :seen] = torch.from_numpy(history.token_ids)
-            buffers.history_counts[index, :seen] = torch.from_numpy(history.output_counts)
+            buffer.history_tokens[index, :seen] = history.token_ids
+            buffer.history_counts[index, :seen] = history.output_counts
         if banned:
-            buffers.banned[index, : len(banned)] = torch.tensor(banned, dtype=torch.int32)
+            buffer.banned[index, : len(banned)] = banned
 
     def _score(self, index: int, alternatives: int) -> TokenScore:
-        buffers = self._buffers
+        buffer = self._buffer
         return _token_score(
-            buffers.logprob[index], buffers.top_tokens[index, :alternatives], buffers.top_logprobs[index, :alternatives]
+            buffer.logprob[index], buffer.top_tokens[index, :alternatives], buffer.top_logprobs[index, :alternatives]
         )
 
     def _prompt_scores(self, slot: int, first: int, lane: LaneInput) -> tuple[TokenScore, ...]:
         """Scores of the chunk's targets; the last row of a prompt has none."""
         assert lane.tokens is not None
-        buffers = self._buffers
-        alternatives = max(int(self._rows.prompt_logprobs[slot]), 0)
+        buffer = self._buffer
+        alternatives = max(int(self._row.prompt_logprobs[slot]), 0)
         end = first + len(lane.tokens) - (lane.target is None)
         return tuple(
             _token_score(
-                buffers.row_logprob[row],
-                buffers.row_top_tokens[row, :alternatives],
-                buffers.row_top_logprobs[row, :alternatives],
+                buffer.row_logprob[row],
+                buffer.row_top_tokens[row, :alternatives],
+                buffer.row_top_logprobs[row, :alternatives],
             )
             for row in range(first, end)
         )
 
 
-def _token_score(logprob: torch.Tensor, tokens: torch.Tensor, logprobs: torch.Tensor) -> TokenScore:
+def _arrays(record: StateRows | StepBuffers) -> SimpleNamespace:
+    """The memory of a record's tensors as NumPy arrays, whose single elements are far cheaper to reach."""
+    return SimpleNamespace(**{field.name: getattr(record, field.name).numpy() for field in fields(record)})
+
+
+def _not_finite(frame: Frame, slot: int) -> FloatingPointError:
+    return FloatingPointError(f"frame {frame.fence}, slot {slot}: the model's logits are not finite; is it damaged?")
+
+
+def _token_score(logprob: np.float32, tokens: NDArray[np.int32], logprobs: NDArray[np.float32]) -> TokenScore:
     return TokenScore(float(logprob), tuple(zip(tokens.tolist(), logprobs.tolist(), strict=True)))

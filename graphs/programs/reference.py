@@ -11,7 +11,7 @@ import time
 import torch
 
 from ..memory.pages import PAGE_TOKENS, KvPages
-from .buffers import StepBuffers
+from .buffers import NO_TOKEN, NOT_FINITE, StepBuffers
 from .decoder import Decoder, Span
 from .rows import ENDED_LENGTH, ENDED_STOP, RUNNING, StateRows
 from .sampling import sample, score
@@ -32,7 +32,7 @@ class ReferenceStep:
     def decode(self, lanes: int) -> int:
         """See `StepProgram.decode`."""
         began = time.perf_counter_ns()
-        self.buffers.token[:lanes] = -1
+        self.buffers.token[:lanes] = NO_TOKEN
         slots = self.buffers.slot[:lanes].tolist()
         active = [lane for lane, slot in enumerate(slots) if self.rows.ended[slot] == RUNNING]
         if active:
@@ -50,7 +50,7 @@ class ReferenceStep:
         """See `StepProgram.prefill`."""
         began = time.perf_counter_ns()
         buffers, first = self.buffers, 0
-        buffers.token[:lanes] = -1
+        buffers.token[:lanes] = NO_TOKEN
         spans = []
         for lane in range(lanes):
             span = self._span(first, int(buffers.rows[lane]), int(buffers.slot[lane]), int(buffers.start[lane]))
@@ -80,6 +80,9 @@ class ReferenceStep:
         logits = self.decoder.logits(hidden)
         for index, lane in enumerate(lanes):
             slot = int(buffers.slot[lane])
+            if not logits[index].isfinite().all():
+                buffers.token[lane] = NOT_FINITE
+                continue
             token = sample(logits[index], rows, buffers, lane)
             buffers.token[lane] = token
             wanted = int(rows.logprobs[slot])

@@ -6,6 +6,7 @@ frame. Surprising rule: a row is never cleared; a slot's next binding overwrites
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -89,29 +90,35 @@ class StateRows:
 
     def bind(self, slot: int, generation: int, binding: Binding) -> None:
         """Give the row to a fresh generation. The binding has been checked."""
-        sampling = binding.sampling
-        self.generation[slot] = generation
-        self.committed[slot] = 0
-        self.remaining[slot] = binding.output_limit
-        self.ended[slot] = RUNNING
-        self.page_count[slot] = len(binding.pages)
-        self.page_table[slot, : len(binding.pages)] = torch.tensor(binding.pages, dtype=torch.int32)
-        self.stop_count[slot] = len(binding.stop_tokens)
-        self.stop_tokens[slot, : len(binding.stop_tokens)] = torch.tensor(binding.stop_tokens, dtype=torch.int32)
-        self.temperature[slot] = sampling.temperature
-        self.top_k[slot] = sampling.top_k
-        self.top_p[slot] = sampling.top_p
-        self.min_p[slot] = sampling.min_p
-        self.seed[slot] = sampling.seed
-        self.presence[slot] = sampling.presence_penalty
-        self.frequency[slot] = sampling.frequency_penalty
-        self.repetition[slot] = sampling.repetition_penalty
-        self.bias_count[slot] = len(sampling.logit_bias)
-        for index, (token, value) in enumerate(sampling.logit_bias):
-            self.bias_tokens[slot, index] = token
-            self.bias_values[slot, index] = value
-        self.logprobs[slot] = -1 if binding.logprobs is None else binding.logprobs
-        self.prompt_logprobs[slot] = -1 if binding.prompt_logprobs is None else binding.prompt_logprobs
+        sampling, biases = binding.sampling, binding.sampling.logit_bias
+
+        def put(column: torch.Tensor, value: float) -> None:
+            column.numpy()[slot] = value
+
+        def put_list(column: torch.Tensor, values: Sequence[float]) -> None:
+            column.numpy()[slot, : len(values)] = values
+
+        put(self.generation, generation)
+        put(self.committed, 0)
+        put(self.remaining, binding.output_limit)
+        put(self.ended, RUNNING)
+        put(self.page_count, len(binding.pages))
+        put_list(self.page_table, binding.pages)
+        put(self.stop_count, len(binding.stop_tokens))
+        put_list(self.stop_tokens, binding.stop_tokens)
+        put(self.temperature, sampling.temperature)
+        put(self.top_k, sampling.top_k)
+        put(self.top_p, sampling.top_p)
+        put(self.min_p, sampling.min_p)
+        put(self.seed, sampling.seed)
+        put(self.presence, sampling.presence_penalty)
+        put(self.frequency, sampling.frequency_penalty)
+        put(self.repetition, sampling.repetition_penalty)
+        put(self.bias_count, len(biases))
+        put_list(self.bias_tokens, [token for token, _ in biases])
+        put_list(self.bias_values, [value for _, value in biases])
+        put(self.logprobs, -1 if binding.logprobs is None else binding.logprobs)
+        put(self.prompt_logprobs, -1 if binding.prompt_logprobs is None else binding.prompt_logprobs)
 
 
 def check_binding(binding: Binding, pages: int, table_pages: int, vocab: int) -> None:

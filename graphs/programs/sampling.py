@@ -26,7 +26,7 @@ class Scores:
 
 
 def sample(logits: torch.Tensor, rows: StateRows, buffers: StepBuffers, lane: int) -> int:
-    """Draw the token that follows the row of `lane`, from raw logits float32[vocab]."""
+    """Draw the token that follows the row of `lane`, from raw logits float32[vocab], all finite."""
     slot = int(buffers.slot[lane])
     logits = _adjust(logits.clone(), rows, buffers, lane)
     temperature = float(rows.temperature[slot])

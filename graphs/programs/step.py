@@ -21,7 +21,10 @@ class StepProgram(Protocol):
     kv: KvPages
 
     def decode(self, lanes: int) -> int:
-        """Consume the pending token of each lane's row and draw the next; ended rows are left alone. Returns ns."""
+        """Consume the pending token of each lane's row and draw the next; ended rows are left alone. Returns ns.
+
+        Where logits are not finite, the token is NOT_FINITE, and the row stays as it was.
+        """
         ...
 
     def prefill(self, lanes: int, scored: bool) -> int:

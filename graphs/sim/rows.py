@@ -12,8 +12,9 @@ from typing import NamedTuple
 
 from flare.machines.graph import GraphKind
 from flare.machines.ids import PageId, RequestHandle
+from flare.machines.request import EndReason
 
-from ..frames import Binding, Ended, Frame, History, LaneInput, LaneResult, TokenScore
+from ..frames import Binding, Frame, History, LaneInput, LaneResult, TokenScore
 from .tokens import DrawRules, TokenSource, hash_tokens
 
 _MASK = (1 << 64) - 1
@@ -34,7 +35,7 @@ class Progress(NamedTuple):
     prompt_hash: int = 0
     prompt_done: bool = False
     outputs: int = 0
-    ended: Ended | None = None
+    ended: EndReason | None = None
 
 
 _FRESH = Progress()
@@ -153,8 +154,7 @@ class SimRows:
         prompt_scores = self._prompt_scores(lane, row) if scored else None
         if lane.emits:
             return self._emit(row, progress, lane.history, prompt_scores)
-        scores = () if row.binding.logprobs is not None else None
-        return progress, LaneResult(lane.handle, end, scores=scores, prompt_scores=prompt_scores)
+        return progress, LaneResult(lane.handle, end, prompt_scores=prompt_scores)
 
     def _decode(self, lane: LaneInput, row: _Row) -> tuple[Progress, LaneResult]:
         before = row.progress
@@ -165,9 +165,7 @@ class SimRows:
         if before.ended is None and before.outputs == 0:
             raise FrameRefused(f"decode of {lane.handle}, which has no pending token")
         if before.ended is not None:
-            scores = () if row.binding.logprobs is not None else None
-            committed = before.consumed + before.outputs
-            return before, LaneResult(lane.handle, committed, ended=before.ended, scores=scores)
+            return before, LaneResult(lane.handle, before.consumed + before.outputs)
         self._check_room(row, before.consumed + before.outputs)
         return self._emit(row, before, lane.history, None)
 
@@ -191,9 +189,9 @@ class SimRows:
             raise FrameRefused(f"every token is forbidden to {row.handle}")
         ended = None
         if token in binding.stop_tokens:
-            ended = Ended.STOP
+            ended = EndReason.STOP
         elif outputs == binding.output_limit:
-            ended = Ended.LENGTH
+            ended = EndReason.LENGTH
         scores = None
         if binding.logprobs is not None:
             scores = (self._tokens.score(token, before.consumed + before.outputs, binding.logprobs),)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from ..frames import Binding, Sampling, TokenScore
+from ..frames import Binding, TokenScore
 
 _MASK = (1 << 64) - 1
 _FORCING_BIAS = 100.0
@@ -59,11 +59,6 @@ class DrawRules:
     uses_counts: bool
 
 
-def has_penalties(sampling: Sampling) -> bool:
-    """Whether drawing depends on how often each token was output, so that each frame must carry a `History`."""
-    return sampling.presence_penalty != 0.0 or sampling.frequency_penalty != 0.0 or sampling.repetition_penalty != 1.0
-
-
 @dataclass(frozen=True, slots=True)
 class TokenSource:
     """A vocabulary and a seed. Tokens come from `alphabet`; `eos_at` must be pure."""
@@ -82,7 +77,7 @@ class TokenSource:
             forced=tuple(token for token, bias in sampling.logit_bias if bias >= _FORCING_BIAS),
             forbidden=forbidden,
             undrawn=forbidden.union(binding.stop_tokens),
-            uses_counts=has_penalties(sampling),
+            uses_counts=sampling.penalised,
         )
 
     def draw(

@@ -15,7 +15,7 @@ import numpy as np
 from ..graph import GraphKind
 from .cohort import Cohorts, Lanes, best_cohorts
 from .dominance import smallest_cover, surplus
-from .lanes import Floats, Graphs, Option, Terms, decoding, graphs_of, terms, token_prices, waiting_price
+from .lanes import Floats, Graphs, Option, Terms, graphs_of, terms, token_prices, waiting_price
 from .reference import decode_rate, reference_interval
 from .view import LaneWork, RequestRow, View
 
@@ -42,9 +42,9 @@ class DecodePool:
         return f"redundant: batch {smaller} serves the same requests"
 
 
-def decode_pool(view: View) -> DecodePool | None:
-    """Candidates for the decoding requests of `view`; None without any."""
-    graphs, requests = graphs_of(view, GraphKind.DECODE), decoding(view)
+def decode_pool(view: View, requests: Sequence[RequestRow]) -> DecodePool | None:
+    """Candidates for the streams of `view`, which are `requests` in serving order; None without any."""
+    graphs = graphs_of(view, GraphKind.DECODE)
     if not requests or not graphs.rows:
         return None
     streams = len(requests)

@@ -79,7 +79,7 @@ def graphs_of(view: View, kind: GraphKind) -> Graphs:
 
 def serving_order(requests: Sequence[RequestRow]) -> list[RequestRow]:
     """Least recently served first, then lower slots: the order in which equal lanes are served."""
-    return sorted(requests, key=lambda row: (row.last_commit, row.slot))
+    return sorted(requests, key=lambda row: (row.last_fence, row.slot))
 
 
 def decoding(view: View) -> list[RequestRow]:

@@ -37,7 +37,7 @@ class Standing(NamedTuple):
     value: float
     duration_ms: float
     served: int
-    commits: tuple[int, ...]
+    last_fences: tuple[int, ...]
     padding: int
     slots: tuple[int, ...]
     shape: tuple[str, int, int]
@@ -63,7 +63,7 @@ def standing(terms: Terms, index: int, option: Option) -> Standing:
         -float(terms.score[index]),
         float(terms.duration_ms[index]),
         -int(terms.served[index]),
-        tuple(sorted([row.last_commit for row in option.requests])),
+        tuple(sorted([row.last_fence for row in option.requests])),
         int(terms.padding[index]),
         tuple([row.slot for row in option.requests]),
         (shape.kind, shape.batch, shape.prefill_tokens),

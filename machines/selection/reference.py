@@ -24,6 +24,9 @@ class Normalizer(NamedTuple):
     sigma_ms: float | None
 
 
+UNMEASURED = Normalizer(None, None)
+
+
 def reference_interval(duration_ms: Floats, batch: Ints, family: int, streams: int) -> float | None:
     """sigma = K * min T/min(B, k) over the measured graphs [g] of a family of k = `family` among K = `streams`.
 
@@ -67,5 +70,4 @@ def normalizers(view: View) -> dict[RequestHandle, Normalizer]:
         if rows and graphs.rows:
             rates = prompt_rates(prompt_work(rows, graphs).expected, graphs)
             found |= {row.slot: Normalizer(float(rate) or None, None) for row, rate in zip(rows, rates, strict=True)}
-    unmeasured = Normalizer(None, None)
-    return {RequestHandle(row.slot, row.generation): found.get(row.slot, unmeasured) for row in view.requests}
+    return {RequestHandle(row.slot, row.generation): found.get(row.slot, UNMEASURED) for row in view.requests}

@@ -9,15 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..graph import QUEUEABLE_KINDS, GraphKind
+from ..graph import GraphKind
 from .decode import decode_pool
 from .lanes import Option, decoding
 from .order import Pool, Standing, champion, standing, why_lost
 from .prefill import prefill_pool
-from .reference import normalizers
-from .view import Candidate, Decision, GraphRow, Hold, Phase, Plan, Reason, View
-
-__all__ = ["normalizers", "select"]
+from .view import Candidate, Decision, Hold, Phase, Plan, Reason, View
 
 
 def select(view: View, *, explain: bool = False) -> Decision:
@@ -26,17 +23,18 @@ def select(view: View, *, explain: bool = False) -> Decision:
     `explain` adds every candidate, best first, with the terms of its score and why it lost.
     """
     pools = _pools(view)
-    best: tuple[Standing, Pool, int] | None = None
+    best: tuple[Standing, Option] | None = None
     for pool in pools:
         index = champion(pool)
         if index is not None:
-            place = standing(pool.terms, index, pool.option(index))
+            option = pool.option(index)
+            place = standing(pool.terms, index, option)
             if best is None or place < best[0]:
-                best = place, pool, index
-    candidates = _explained(view, pools, best[0] if best else None) if explain else ()
+                best = place, option
+    candidates = _explained(pools, best[0] if best else None) if explain else ()
     if best is None:
         return Decision(None, Hold.NOTHING_READY, None, candidates)
-    plan = _plan(view, best[1], best[2])
+    plan = _plan(view, *best)
     if view.window and view.overrun:
         return Decision(None, Hold.OVERRUN, None, candidates)
     if view.window and (plan.needs_empty_window or _closed(view)):
@@ -45,32 +43,27 @@ def select(view: View, *, explain: bool = False) -> Decision:
 
 
 def _pools(view: View) -> list[Pool]:
-    streams = len(decoding(view))
+    streams = decoding(view)
     pools: tuple[Pool | None, ...] = (
-        decode_pool(view),
-        prefill_pool(view, Phase.PREFILL, GraphKind.PREFILL, streams),
-        prefill_pool(view, Phase.SCORED_PREFILL, GraphKind.SCORED_PREFILL, streams),
+        decode_pool(view, streams),
+        prefill_pool(view, Phase.PREFILL, GraphKind.PREFILL, len(streams)),
+        prefill_pool(view, Phase.SCORED_PREFILL, GraphKind.SCORED_PREFILL, len(streams)),
     )
     return [pool for pool in pools if pool is not None]
 
 
-def _needs_feedback(graph: GraphRow) -> bool:
-    """Whether a frame of this graph runs alone, whoever takes part: nothing is queued before it or behind it."""
-    return graph.shape.kind not in QUEUEABLE_KINDS or graph.duration_ns == 0 or graph.stale
-
-
 def _closed(view: View) -> bool:
     """Whether a frame in flight must complete before anything is queued behind it."""
-    queueable = {row.shape for row in view.graphs if not _needs_feedback(row)}
-    return any(frame.shape not in queueable for frame in view.window)
+    shapes = [frame.shape for frame in view.window]
+    queueable = [row.shape for row in view.graphs if row.shape in shapes and not row.runs_alone]
+    return any(shape not in queueable for shape in shapes)
 
 
 def _needs_empty_window(option: Option) -> bool:
-    return _needs_feedback(option.graph) or any(row.needs_feedback for row in option.requests)
+    return option.graph.runs_alone or any(row.needs_feedback for row in option.requests)
 
 
-def _plan(view: View, pool: Pool, index: int) -> Plan:
-    option = pool.option(index)
+def _plan(view: View, place: Standing, option: Option) -> Plan:
     graph = option.graph
     known = graph.duration_ns > 0
     return Plan(
@@ -78,14 +71,14 @@ def _plan(view: View, pool: Pool, index: int) -> Plan:
         lanes=option.lanes,
         duration_ns=graph.duration_ns,
         observation_age_ns=view.now_ns - graph.observed_at_ns if known else None,
-        score=float(pool.terms.score[index]),
+        score=-place.value,
         log_scale=view.log_scale,
         reason=Reason.ORDINARY if known else Reason.DISCOVERY,
         needs_empty_window=_needs_empty_window(option),
     )
 
 
-def _explained(view: View, pools: Sequence[Pool], winner: Standing | None) -> tuple[Candidate, ...]:
+def _explained(pools: Sequence[Pool], winner: Standing | None) -> tuple[Candidate, ...]:
     """All candidates, those that compete first, each part in the total order."""
     found: list[tuple[bool, Standing, Candidate]] = []
     for pool in pools:

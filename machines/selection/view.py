@@ -12,7 +12,7 @@ from enum import StrEnum
 
 import msgspec
 
-from ..graph import GraphShape
+from ..graph import QUEUEABLE_KINDS, GraphShape
 
 
 class Phase(StrEnum):
@@ -57,6 +57,12 @@ class GraphRow(msgspec.Struct, frozen=True):
     attempted_at_ns: int
     stale: bool
 
+    @property
+    def runs_alone(self) -> bool:
+        """Whether a frame of this graph has the window to itself, whoever takes part (docs/scheduling.md, "Window and
+        holds"): its kind cannot be queued, or its cost is unknown or stale."""
+        return self.shape.kind not in QUEUEABLE_KINDS or self.duration_ns == 0 or self.stale
+
 
 class RequestRow(msgspec.Struct, frozen=True):
     """A resident request as it will stand at the planning start: queued frames are projected.
@@ -66,7 +72,7 @@ class RequestRow(msgspec.Struct, frozen=True):
     prompt endpoint beyond `position`. `output_left` is the number of tokens that it may still produce after queued
     work; a decoding request with none left cannot be served, yet is still charged.
     `token_price` (pi, ms/token) and `delivery_price` (delta, ms/delivery) are multiplied by the view's `value_scale`;
-    None: not yet set. `age_ms` counts for decoding requests alone. `last_commit` is the fence of the last frame that
+    None: not yet set. `age_ms` counts for decoding requests alone. `last_fence` is the fence of the last frame that
     served it, 0 if none. `needs_feedback`: its next step reads what the host knows only after a completion.
     """
 
@@ -81,7 +87,7 @@ class RequestRow(msgspec.Struct, frozen=True):
     token_price: float | None
     delivery_price: float | None
     age_ms: float
-    last_commit: int
+    last_fence: int
     needs_feedback: bool
 
 
@@ -136,8 +142,8 @@ class LaneWork(msgspec.Struct, frozen=True):
 class Plan(msgspec.Struct, frozen=True):
     """A graph and the requests that it serves. `duration_ns` 0: unknown; then `score` is its priced service alone.
 
-    `score` is scaled (`selection_value_rate`, value/ms times the scale); `log_scale` is the logarithm of the inverse
-    factor. `observation_age_ns` is None for an unknown graph.
+    `score` (docs/scheduling.md, "Score") is scaled: value/ms times the scale; `log_scale` is the logarithm of the
+    inverse factor. `observation_age_ns` is None for an unknown graph.
     """
 
     shape: GraphShape

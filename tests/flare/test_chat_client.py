@@ -166,6 +166,21 @@ def test_the_command_reads_standard_input(monkeypatch: pytest.MonkeyPatch, capsy
     assert "temperature" not in request
 
 
+def test_a_script_notices_that_an_answer_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO("hello\n/exit\n"))
+    with scripted_server(Script(broken_status=503)) as url, pytest.raises(SystemExit) as ended:
+        main(["chat", "--url", url, "--max-tokens", "3"])
+    assert ended.value.code == 1
+
+
+@pytest.mark.parametrize("url", ["ftp://127.0.0.1", "127.0.0.1:8000", "http://["])
+def test_what_is_no_address_is_told(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["chat", "--url", url])
+    assert ended.value.code == 1
+    assert "error:" in capsys.readouterr().err
+
+
 def test_no_server_is_told_with_the_remedy(capsys: pytest.CaptureFixture[str]) -> None:
     with scripted_server(Script()) as url:
         pass

@@ -28,6 +28,14 @@ def test_each_command_has_help(command: str, capsys: pytest.CaptureFixture[str])
     assert f"Usage: flare {command} " in capsys.readouterr().out
 
 
+def test_defaults_are_shown_as_one_would_write_them(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["run", "--help"])
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "Memory of the KV cache, such as 3GiB. [default: 3GiB]" in shown
+    assert "Time that running requests have to end after SIGTERM. [default: 30]" in shown
+
+
 @pytest.mark.parametrize("arguments", [["serve"], ["--nonsense"], ["chat", "--nonsense"], []])
 def test_a_wrong_command_line_is_refused(arguments: list[str]) -> None:
     with pytest.raises(SystemExit) as ended:

@@ -14,7 +14,7 @@ from flare.explain import check_all, differences, explain_plan, why
 from flare.machines.events import SubmitFrame
 from flare.machines.ids import Fence
 from flare.machines.selection.select import select
-from flare.machines.selection.view import View
+from flare.machines.selection.view import Reason, View
 from flare.trace_events import PlanCommitted, plan_committed
 from flare.trace_reader import TraceError, find_plan, read_plans
 from tests.machines.build import decode_shape, decoder, graph, prefill_shape, prompt, queued, view
@@ -64,7 +64,10 @@ def test_a_changed_decision_is_found_and_named(tmp_path: Path, console: Console)
 
 @pytest.mark.parametrize(
     ("field", "value"),
-    [("shape", "decode/b64"), ("lanes", ()), ("duration_ns", 1), ("log_scale", 0.5), ("observation_age_ns", -1)],
+    [
+        *(("shape", "decode/b64"), ("lanes", ()), ("duration_ns", 1), ("observation_age_ns", -1)),
+        *(("score", 0.5), ("log_scale", 0.5), ("reason", Reason.DISCOVERY)),
+    ],
 )
 def test_each_field_is_compared(field: str, value: object) -> None:
     seen = view([graph(decode_shape(1), 5.0)], [decoder(0)])

@@ -19,7 +19,6 @@ STATUS: dict[str, object] = {
     "batch": 4,
     "prefill_tokens": 0,
     "duration_ms": 8.254,
-    "observations": 9,
     "age_s": 31.2,
     "stale": True,
     "executions": 1234,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from prometheus_client.parser import text_string_to_metric_families
 
+from flare.machines.request import EndReason
 from flare.metrics import Execution, Metrics
-from flare.request import FinishReason
 
 VLLM_NAMES = {
     "num_requests_running",
@@ -50,7 +50,7 @@ def busy() -> Metrics:
     metrics.frame_completed(Execution.ORDINARY, "decode/b2", 8_000_000, 0, 2)
     metrics.graph_estimated("decode/b2", 8_000_000)
     metrics.request_finished(
-        FinishReason.LENGTH, prompt_tokens=60, generation_tokens=5, e2e_seconds=0.12, decode_seconds=0.04
+        EndReason.LENGTH, prompt_tokens=60, generation_tokens=5, e2e_seconds=0.12, decode_seconds=0.04
     )
     metrics.request_aborted()
     metrics.request_failed()
@@ -102,9 +102,7 @@ def test_histograms_hold_each_value_in_its_bucket_with_the_bound_inclusive() -> 
 
 def test_a_single_output_token_has_no_time_per_later_token() -> None:
     metrics = Metrics("small")
-    metrics.request_finished(
-        FinishReason.STOP, prompt_tokens=6, generation_tokens=1, e2e_seconds=0.1, decode_seconds=0.0
-    )
+    metrics.request_finished(EndReason.STOP, prompt_tokens=6, generation_tokens=1, e2e_seconds=0.1, decode_seconds=0.0)
     found = samples(metrics)
     assert found["flare:request_time_per_output_token_seconds_count{model_name=small}"] == 0
     assert found["flare:request_decode_time_seconds_count{model_name=small}"] == 1

@@ -2,28 +2,75 @@
 
 from __future__ import annotations
 
+import re
+import socket
 from pathlib import Path
-from typing import cast
 
 import pytest
 
 from flare.config.loader import load_recipe
-from flare.config.schema import ConfigError, Settings
+from flare.config.schema import ConfigError
+from flare.graph_plan import plan_graphs, read_settings
 from flare.graphs.catalog import build_catalog
-from flare.model import Model
-from flare.run import cpu_device, serve
-
-CATALOG = build_catalog(load_recipe("cpu"), 1, 64)
+from flare.run import serve
+from tests.flare.test_model import write_directory
 
 
 @pytest.mark.parametrize(
-    ("settings", "named"),
-    [(Settings(threads=100_000), "threads: 100000 is more than"), (Settings(kv_memory_bytes=1 << 60), "kv_memory")],
+    ("overrides", "named"),
+    [({"threads": 100_000}, "threads: 100000 is more than"), ({"kv_memory": "1000000TiB"}, "kv_memory")],
 )
-def test_more_than_the_machine_has(settings: Settings, named: str) -> None:
+def test_more_than_the_machine_has(overrides: dict[str, object], named: str) -> None:
     """So many threads ended the process, and the pages of so much memory did not fit a list."""
     with pytest.raises(ConfigError, match=named):
-        cpu_device(settings, CATALOG, cast(Model, None))
+        read_settings(None, overrides)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model of 512 tokens of context."""
+    path = tmp_path_factory.mktemp("plan") / "model"
+    write_directory(path)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("overrides", "named"),
+    [
+        ({"max_model_len": 513}, "max_model_len: 513 is beyond the model's context of 512"),
+        ({"kv_memory": "1KiB"}, "kv_memory: 0 tokens fit, and one request may take 512"),
+        ({"scheduler_policy": "none-such"}, "none-such"),
+        ({"threads": 100_000}, "threads"),
+    ],
+)
+def test_a_plan_is_refused_where_the_server_would_be(
+    folder: Path, overrides: dict[str, object], named: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked: dict[str, object] = {"model": str(folder), "port": 0, **overrides}
+    with pytest.raises(ConfigError, match=named) as refused:
+        plan_graphs(None, asked)
+    assert serve(None, asked) == 2
+    assert capsys.readouterr().err == f"flare run: {refused.value}\n"
+
+
+def test_a_plan_has_the_catalog_and_the_memory(folder: Path) -> None:
+    asked: dict[str, object] = {"model": str(folder), "kv_memory": "1MiB", "max_num_seqs": 1, "max_prefill_tokens": 64}
+    catalog, memory = plan_graphs(None, asked)
+    assert catalog == build_catalog(load_recipe("cpu"), 1, 64)
+    names = [name for name, _ in memory]
+    sizes = [size for _, size in memory]
+    assert re.fullmatch(r"KV cache, [1-9]\d* pages", names[1])
+    assert 0 < sizes[1] <= 1 << 20
+    assert (names[0], names[2], min(sizes) > 0) == ("weights", "inputs and outputs", True)
+
+
+def test_an_address_in_use_is_found_out_before_the_model_is_opened(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        assert serve(None, {"model": str(tmp_path / "nowhere"), "port": port}) == 2
+    assert capsys.readouterr().err.startswith(f"flare run: cannot listen on 127.0.0.1 port {port}: Address already in")
 
 
 def test_a_trace_that_cannot_be_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -14,9 +14,10 @@ from typing import ClassVar
 import pytest
 
 from flare.graphs.device import Device, DeviceLost
-from flare.graphs.frames import Ended, LaneInput, Sampling
+from flare.graphs.frames import LaneInput, LaneResult, Sampling
 from flare.machines.graph import GraphKind, GraphShape
 from flare.machines.ids import RequestHandle
+from flare.machines.request import EndReason
 from tests.graphs.host import DECODE, GREEDY, SCORED, Host, banning, decode_lane, ok, prompt_of
 
 
@@ -88,23 +89,22 @@ class DeviceConformance:
         assert row.tokens == serial
 
     def test_a_row_ends_by_length_and_then_changes_nothing(self, host: Host) -> None:
-        row = host.admit(0, prompt_of(6, 5), output_limit=3)
+        row = host.admit(0, prompt_of(6, 5), output_limit=3, logprobs=1)
         host.prefill(row)
         host.decode([row])
         assert row.ended is None
         fences = [host.submit(DECODE[1], [decode_lane(row, ahead)]) for ahead in (0, 1)]
         last, queued = host.wait(), host.wait()
         assert [last.fence, queued.fence] == fences
-        assert ok(last)[0].ended is Ended.LENGTH
+        assert ok(last)[0].ended is EndReason.LENGTH
         assert ok(last)[0].committed == 9
-        assert ok(queued)[0].tokens == ()
-        assert ok(queued)[0].committed == 9
+        assert ok(queued) == (LaneResult(row.handle, committed=9),)
 
     def test_a_row_may_end_with_its_first_token(self, host: Host) -> None:
         row = host.admit(0, prompt_of(6, 6), output_limit=1)
         host.prefill(row)
         assert len(row.tokens) == 1
-        assert row.ended is Ended.LENGTH
+        assert row.ended is EndReason.LENGTH
 
     def test_an_ended_row_does_not_disturb_its_neighbour(self, host: Host) -> None:
         prompt = prompt_of(12, 7)
@@ -126,16 +126,16 @@ class DeviceConformance:
         last, queued = host.wait(), host.wait()
         assert [last.fence, queued.fence] == fences
         assert ok(last)[0].tokens == (42,)
-        assert ok(last)[0].ended is Ended.STOP
-        assert ok(queued)[0].tokens == ()
-        assert ok(queued)[0].committed == ok(last)[0].committed == 8
+        assert ok(last)[0].ended is EndReason.STOP
+        assert ok(last)[0].committed == 8
+        assert ok(queued) == (LaneResult(row.handle, committed=8),)
 
     def test_a_stop_token_wins_over_the_length(self, host: Host) -> None:
         sampling = Sampling(temperature=0.0, logit_bias=((42, 100.0),))
         row = host.admit(0, prompt_of(6, 10), sampling=sampling, stop_tokens=(42,), output_limit=1)
         host.prefill(row)
         assert row.tokens == [42]
-        assert row.ended is Ended.STOP
+        assert row.ended is EndReason.STOP
 
     def test_a_bias_of_minus_100_forbids_a_token(self, host: Host) -> None:
         prompt = prompt_of(6, 11)

@@ -14,9 +14,10 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from flare.graphs.device import Device
-from flare.graphs.frames import Binding, Completion, Ended, Frame, History, LaneInput, LaneResult, Sampling
+from flare.graphs.frames import Binding, Completion, Frame, History, LaneInput, LaneResult, Sampling
 from flare.machines.graph import GraphKind, GraphShape
 from flare.machines.ids import Fence, PageId, RequestHandle
+from flare.machines.request import EndReason
 
 PREFILL = GraphShape(GraphKind.PREFILL, 1, 64)
 SCORED = GraphShape(GraphKind.SCORED_PREFILL, 1, 64)
@@ -41,7 +42,7 @@ class Row:
     sent: int = 0
     tokens: list[int] = field(default_factory=list)
     committed: int = 0
-    ended: Ended | None = None
+    ended: EndReason | None = None
 
     def take(self, result: LaneResult) -> None:
         """Check a result against what is known of the row, and count it in."""
@@ -49,7 +50,7 @@ class Row:
         assert result.committed >= self.committed
         self.tokens.extend(result.tokens)
         self.committed = result.committed
-        self.ended = result.ended
+        self.ended = result.ended or self.ended
 
 
 class Host:

@@ -64,7 +64,7 @@ def native(config: ModelConfig, source: WeightSource, rows: StateRows, buffers: 
 
 @dataclass
 class Driver:
-    """One program with `slots` slots of at most `max_model_len` tokens."""
+    """One program with `slots` slots of at most `max_model_len` tokens, and room for `prompt_rows` of them at once."""
 
     make: Make
     config: ModelConfig
@@ -72,13 +72,14 @@ class Driver:
     slots: int = 4
     max_model_len: int = 256
     shuffle: int | None = None
+    prompt_rows: int = ROWS
     program: StepProgram = field(init=False)
 
     def __post_init__(self) -> None:
         """Allocate everything; `shuffle` seeds the order of pages (None: rising)."""
         each = -(-self.max_model_len // PAGE_TOKENS)
         rows = StateRows.allocate(self.slots, self.max_model_len)
-        buffers = StepBuffers.allocate(self.slots, ROWS, self.max_model_len)
+        buffers = StepBuffers.allocate(self.slots, self.prompt_rows, self.max_model_len)
         self.program = self.make(self.config, self.source, rows, buffers, each * self.slots)
         self._io = FrameIo(rows, buffers, each * self.slots, self.config.vocab)
         order = np.arange(each * self.slots)
@@ -104,7 +105,7 @@ class Driver:
         ids: Sequence[int],
         sampling: Sampling = GREEDY,
         *,
-        chunk: int = ROWS,
+        chunk: int | None = None,
         limit: int = 64,
         stop: tuple[int, ...] = (),
         logprobs: int | None = None,
@@ -117,13 +118,13 @@ class Driver:
         binding = Binding(self._pages[slot], sampling, stop, limit, logprobs, prompt_logprobs)
         kind = GraphKind.PREFILL if prompt_logprobs is None else GraphKind.SCORED_PREFILL
         results: list[LaneResult] = []
-        for start in range(0, len(ids), chunk):
-            part = np.array(ids[start : start + chunk], np.int32)
+        for start in range(0, len(ids), chunk or self.prompt_rows):
+            part = np.array(ids[start : start + (chunk or self.prompt_rows)], np.int32)
             end = start + len(part)
             target = ids[end] if end < len(ids) else None
             bound = binding if start == 0 else None
             lane = LaneInput(handle, start, target is None, part, target, bound, history if target is None else None)
-            results.extend(self.run(GraphShape(kind, 1, ROWS), [lane]))
+            results.extend(self.run(GraphShape(kind, 1, self.prompt_rows), [lane]))
         return handle, results
 
     def decode(

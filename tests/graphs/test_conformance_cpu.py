@@ -42,7 +42,6 @@ def make_cpu(dtype: Literal["auto", "float32"], eager: bool) -> Device:
         request_slots=4,
         max_model_len=256,
         kv_bytes=8 << 20,
-        max_prefill_tokens=64,
         dtype=dtype,
         threads=1,
         eager=eager,

@@ -36,7 +36,7 @@ def decoder(
     token_price: float | None = 10.0,
     delivery_price: float | None = 20.0,
     age_ms: float = 0.0,
-    last_commit: int = 0,
+    last_fence: int = 0,
     output_left: int = 100,
     needs_feedback: bool = False,
 ) -> RequestRow:
@@ -52,7 +52,7 @@ def decoder(
         token_price=token_price,
         delivery_price=delivery_price,
         age_ms=age_ms,
-        last_commit=last_commit,
+        last_fence=last_fence,
         needs_feedback=needs_feedback,
     )
 
@@ -67,7 +67,7 @@ def prompt(
     phase: Phase = Phase.PREFILL,
     output_left: int = 100,
     token_price: float | None = 10.0,
-    last_commit: int = 0,
+    last_fence: int = 0,
     needs_feedback: bool = False,
 ) -> RequestRow:
     return RequestRow(
@@ -82,7 +82,7 @@ def prompt(
         token_price=token_price,
         delivery_price=None,
         age_ms=0.0,
-        last_commit=last_commit,
+        last_fence=last_fence,
         needs_feedback=needs_feedback,
     )
 

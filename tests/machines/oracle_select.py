@@ -153,7 +153,7 @@ class Oracle:
             -score,
             graph.duration_ns,
             -len(cohort),
-            tuple(sorted(r.last_commit for r in cohort)),
+            tuple(sorted(r.last_fence for r in cohort)),
             positions - sum(work.values()),
             slots,
             (shape.kind.value, shape.batch, shape.prefill_tokens),

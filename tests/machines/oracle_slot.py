@@ -35,7 +35,7 @@ def state(history: Sequence[SlotEvent]) -> SlotState:
 
 
 def possible(history: Sequence[SlotEvent], event: SlotEvent) -> bool:
-    """Whether `event` may follow: each step comes once and in order, a frame may be rejected instead of submitted or
+    """Whether `event` may follow: each step comes once and in order, a frame may be rejected instead of
     validated, and is freed when it is judged."""
     lived = life(history)
     judged = Validate in lived or Reject in lived
@@ -49,6 +49,6 @@ def possible(history: Sequence[SlotEvent], event: SlotEvent) -> bool:
         case Validate():
             return lived == [Commit, Submit, Execute]
         case Reject():
-            return lived in ([Commit], [Commit, Submit, Execute])
+            return lived == [Commit, Submit, Execute]
         case Free():
             return judged

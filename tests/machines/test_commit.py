@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 
+import msgspec
 import pytest
 
 from flare.machines.commitment import CommitRefused
@@ -12,7 +13,7 @@ from flare.machines.events import CancelRequest, HostStop, RequestMoved, SubmitF
 from flare.machines.graph import GraphKind, GraphShape
 from flare.machines.request import Request
 from flare.machines.scheduler import Scheduler
-from flare.machines.selection.codec import encode_view
+from flare.machines.selection.reference import Normalizer
 from flare.machines.selection.view import LaneWork, Plan
 from flare.machines.slot import Participant
 
@@ -38,7 +39,7 @@ def shown(rig: Rig) -> tuple[object, ...]:
     scheduler = rig.scheduler
     requests = [tuple(getattr(request, name) for name in Request.__slots__) for request in scheduler.requests.values()]
     frames = [(frame.state, frame.commit, frame.submit, frame.execute) for frame in scheduler.frames]
-    return copy.deepcopy((requests, frames, scheduler.pages.free, encode_view(scheduler.view(rig.now_ns))))
+    return copy.deepcopy((requests, frames, scheduler.pages.free, msgspec.json.encode(scheduler.view(rig.now_ns))))
 
 
 def refuse(rig: Rig, plan: Plan, because: str) -> None:
@@ -259,9 +260,9 @@ def test_participants_are_all_that_are_runnable_at_commit() -> None:
     assert first.handle and second.handle and waiting.handle
     # Two streams are left; 10 ms serve both at once, 5 ms one: sigma is 2 * min(5/1, 10/2) = 10 ms.
     assert frame.commit.participants == (
-        Participant(first.handle, 0.2, 10.0, 1.0, True),
-        Participant(second.handle, 0.2, 10.0, 0.0, False),
-        Participant(waiting.handle, 9 / 20, None, 0.0, False),
+        Participant(first.handle, Normalizer(0.2, 10.0), 1.0, True),
+        Participant(second.handle, Normalizer(0.2, 10.0), 0.0, False),
+        Participant(waiting.handle, Normalizer(9 / 20, None), 0.0, False),
     )
 
 

@@ -40,7 +40,7 @@ def test_a_publication_replaces_the_charge(case: dict[str, float]) -> None:
     prices.charge(Fence(7), 1.0, case["interval_ms"], case["adaptation_ms"])
     assert prices.log_delivery is not None
     assert math.exp(prices.log_delivery) == pytest.approx(case["expect_unpublished_ms"], rel=1e-12)
-    assert prices.publish(Fence(7), case["adaptation_ms"])
+    prices.publish(Fence(7), case["adaptation_ms"])
     assert math.exp(prices.log_delivery) == pytest.approx(case["expect_published_ms"], rel=1e-12)
 
 
@@ -136,7 +136,7 @@ def test_an_unset_price_is_not_charged_and_not_projected() -> None:
 def test_the_first_publication_is_one_delivery_over_its_frame() -> None:
     prices = ServicePrices()
     prices.charge(Fence(3), 64.0, 40.0, 100.0)
-    assert prices.publish(Fence(3), 100.0)
+    prices.publish(Fence(3), 100.0)
     assert prices.log_delivery == math.log(40.0)
 
 
@@ -144,10 +144,13 @@ def test_only_the_first_publication_of_the_latest_charge_corrects() -> None:
     prices = ServicePrices(log_delivery=math.log(30.0))
     prices.charge(Fence(4), 1.0, 10.0, 100.0)
     prices.charge(Fence(5), 1.0, 10.0, 100.0)
-    assert not prices.publish(Fence(4), 100.0)
-    assert prices.publish(Fence(5), 100.0)
+    charged = prices.log_delivery
+    prices.publish(Fence(4), 100.0)
+    assert prices.log_delivery == charged
+    prices.publish(Fence(5), 100.0)
     corrected = prices.log_delivery
-    assert not prices.publish(Fence(5), 100.0)
+    assert corrected != charged
+    prices.publish(Fence(5), 100.0)
     assert prices.log_delivery == corrected
     # The correction starts from the price after the earlier, uncorrected charge.
     assert corrected == charge(charge(math.log(30.0), 0.0, 10.0, 100.0), 1.0, 10.0, 100.0)

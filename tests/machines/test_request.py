@@ -35,7 +35,7 @@ from .oracle_request import facts, fits, possible
 
 SPEC = RequestSpec("a", prompt_tokens=8, max_tokens=3, system_end=5, messages=(3, 5))
 SCORED = RequestSpec("a", prompt_tokens=8, max_tokens=0, scored=True)
-ADMITTED = Admitted(RequestHandle(2, 1), (PageId(4), PageId(5)), 70)
+ADMITTED = Admitted(RequestHandle(2, 1), (PageId(4), PageId(5)))
 DECODING = (ADMITTED, Dispatched(Fence(3)), PromptCommitted(8, 90))
 ENDED = (*DECODING, End(EndReason.STOP))
 
@@ -68,7 +68,7 @@ def shown(request: Request) -> tuple[object, ...]:
 
 
 def after(history: tuple[RequestEvent, ...], spec: RequestSpec = SPEC) -> Request:
-    request = Request(RequestId(7), spec, arrived_at_ns=60)
+    request = Request(RequestId(7), spec)
     for event in history:
         request.apply(event)
         request.check()
@@ -124,7 +124,7 @@ events = st.one_of(
 )
 def test_against_history(spec: RequestSpec, attempts: list[RequestEvent]) -> None:
     """Any attempts in any order: what the rules allow moves, all else raises and changes nothing."""
-    request = Request(RequestId(7), spec, arrived_at_ns=60)
+    request = Request(RequestId(7), spec)
     history: list[RequestEvent] = []
     for event in attempts:
         before = shown(request)

@@ -90,7 +90,6 @@ def test_against_history(attempts: list[SlotEvent]) -> None:
             assert shown(slot) == held
         slot.check()
         assert slot.state is state(history)
-        assert slot.in_flight == (slot.state is SlotState.SUBMITTED)
 
 
 def test_a_slot_keeps_its_promises_until_it_is_free() -> None:

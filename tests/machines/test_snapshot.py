@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 
+import msgspec
 import pytest
 
 from flare.machines.events import CancelRequest, HostStop, Published
 from flare.machines.ids import Fence
 from flare.machines.request import Request
-from flare.machines.selection.codec import decode_view, encode_view
 from flare.machines.selection.select import select
 from flare.machines.selection.view import Phase, RequestRow, View
 
@@ -37,7 +37,7 @@ def test_rows_of_a_prompt() -> None:
         (16, 20, 20, 20),
     ]
     assert {(r.phase, r.age_ms, r.delivery_price, r.output_left) for r in rows} == {(Phase.PREFILL, 0.0, None, 8)}
-    assert [r.last_commit for r in rows] == [0, 1, 2]
+    assert [r.last_fence for r in rows] == [0, 1, 2]
 
 
 def test_phases() -> None:
@@ -219,7 +219,7 @@ def test_astronomic_prices_share_one_scale(log: float) -> None:
     assert math.isfinite(big)
     assert big / less == pytest.approx(math.exp(2.0))
     assert small == math.exp(1.0 - view.log_scale)
-    assert decode_view(encode_view(view)) == view
+    assert msgspec.json.decode(msgspec.json.encode(view), type=View) == view
     decision = select(view)
     assert decision.plan is not None
     assert math.isfinite(decision.plan.score)
@@ -240,6 +240,6 @@ def test_taking_a_view_changes_nothing() -> None:
     rig = Rig()
     first, _ = rig.decoding(2)
     rig.commit(decode(first))
-    views = [encode_view(rig.scheduler.view(rig.now_ns)) for _ in range(3)]
+    views = [msgspec.json.encode(rig.scheduler.view(rig.now_ns)) for _ in range(3)]
     assert views[0] == views[1] == views[2]
     rig.scheduler.check()

@@ -33,7 +33,7 @@ class Stream:
 
     slot: int
     prices: ServicePrices = field(default_factory=ServicePrices)
-    last_commit: int = 0
+    last_fence: int = 0
     visible_ms: list[float] = field(default_factory=list)
 
     def row(self, now_ms: float, log_scale: float) -> RequestRow:
@@ -43,13 +43,13 @@ class Stream:
             for log in (self.prices.log_token, self.prices.log_delivery)
         )
         if not self.visible_ms:
-            return prompt(self.slot, PROMPT_TOKENS, token_price=token, last_commit=self.last_commit)
+            return prompt(self.slot, PROMPT_TOKENS, token_price=token, last_fence=self.last_fence)
         return decoder(
             self.slot,
             token_price=token,
             delivery_price=delivery,
             age_ms=now_ms - self.visible_ms[-1],
-            last_commit=self.last_commit,
+            last_fence=self.last_fence,
         )
 
 
@@ -69,7 +69,7 @@ def step(streams: list[Stream], lanes: tuple[LaneWork, ...], fence: Fence, took_
         stream.prices.charge(fence, work.expected_tokens if work else 0.0, took_ms, ADAPTATION_MS)
         if work is None:
             continue
-        stream.last_commit = fence
+        stream.last_fence = fence
         if work.emits:
             stream.visible_ms.append(now_ms)
             stream.prices.publish(fence, ADAPTATION_MS)

@@ -16,7 +16,7 @@ CLIENTS = ("a", "b", "c")
 
 
 def request_of(number: int, client: str, prompt_tokens: int = 10) -> Request:
-    return Request(RequestId(number), RequestSpec(client, prompt_tokens, 1), arrived_at_ns=0)
+    return Request(RequestId(number), RequestSpec(client, prompt_tokens, 1))
 
 
 class QueueAgainstOracle(RuleBasedStateMachine):

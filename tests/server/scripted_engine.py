@@ -7,7 +7,8 @@ import codecs
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from flare.request import Delta, FinishReason, GenerationRequest, ScoredToken
+from flare.machines.request import EndReason
+from flare.request import Delta, GenerationRequest, ScoredToken
 from flare.server.engine_api import Health, NotServing, OutputStream
 
 from .tiny_tokens import IM_END, SPECIAL
@@ -96,7 +97,7 @@ class ScriptedStream:
         prompt_scores = self._prompt_scores() if self.delivered == 0 else None
         if request.max_tokens == 0:
             self.ended = True
-            return Delta(prompt_scores=prompt_scores, finish_reason=FinishReason.LENGTH)
+            return Delta(prompt_scores=prompt_scores, finish_reason=EndReason.LENGTH)
         token = self._script.tokens[self.delivered]
         self.delivered += 1
         reason = self._reason(token)
@@ -114,11 +115,11 @@ class ScriptedStream:
             finish_reason=reason,
         )
 
-    def _reason(self, token: int) -> FinishReason | None:
+    def _reason(self, token: int) -> EndReason | None:
         if token == IM_END and not self.request.ignore_eos:
-            return FinishReason.STOP
+            return EndReason.STOP
         exhausted = self.delivered in (self.request.max_tokens, len(self._script.tokens))
-        return FinishReason.LENGTH if exhausted else None
+        return EndReason.LENGTH if exhausted else None
 
     def _prompt_scores(self) -> tuple[ScoredToken, ...] | None:
         wanted = self.request.prompt_logprobs

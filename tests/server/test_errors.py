@@ -29,6 +29,13 @@ def test_malformed_bodies(served: Served, path: str, body: bytes) -> None:
     assert served.client.get("/health").status_code == 200
 
 
+@pytest.mark.parametrize("text", [r"\ud800", r"\ud800 and more", r"\udc00", r"\ud83d\ud83d"])
+def test_half_of_a_surrogate_pair(served: Served, text: str) -> None:
+    for body in (f'{{"prompt":"{text}"}}', f'{{"{text}":NaN}}'):
+        error = error_of(served.client.post("/v1/completions", content=body), 400)
+        assert "half of a UTF-16 surrogate pair" in error["message"]
+
+
 def test_a_number_of_many_digits(served: Served) -> None:
     body = b'{"prompt":"hi","max_tokens":' + b"9" * 5000 + b"}"
     assert served.client.post("/v1/completions", content=body).status_code == 400

@@ -42,7 +42,7 @@ def _check_row(oracle: Oracle, known: Known, row: RequestRow, view: View) -> Non
     assert row.next_endpoint == min(endpoints, default=spec.prompt_tokens)
     emitted = sum(flight.lanes[known.id].work.emits for flight in serving)
     assert row.output_left == spec.max_tokens - known.produced - emitted
-    assert (row.last_commit, row.needs_feedback) == (known.last_fence, spec.needs_feedback)
+    assert (row.last_fence, row.needs_feedback) == (known.last_fence, spec.needs_feedback)
     assert row.age_ms >= 0.0
     if phase is Phase.DECODE:
         finishes = [flight.finish_ns for flight in serving if flight.lanes[known.id].work.delivers]

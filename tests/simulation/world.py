@@ -14,6 +14,8 @@ import random
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 
+import msgspec
+
 from flare.graphs.frames import Completion, Frame, LaneResult
 from flare.graphs.sim.core import SimCore
 from flare.graphs.sim.timing import Fault, Faults
@@ -35,11 +37,9 @@ from flare.machines.events import (
 from flare.machines.graph import GraphKind
 from flare.machines.ids import Fence, RequestHandle, RequestId
 from flare.machines.pages import PagePool
-from flare.machines.request import EndReason
 from flare.machines.scheduler import Scheduler
-from flare.machines.selection.codec import decode_decision, decode_view, encode_decision, encode_view
 from flare.machines.selection.select import select
-from flare.machines.selection.view import Plan, View
+from flare.machines.selection.view import Decision, Plan, View
 from flare.machines.waiting import WaitingQueue
 
 from .host import TOKENS, Host
@@ -250,8 +250,8 @@ class World:
             decision = select(view)
             self.counts["decisions"] += 1
             if self.rng.random() < 0.05:
-                again = select(decode_view(encode_view(view)))
-                assert again == decision == decode_decision(encode_decision(decision))
+                again = select(msgspec.json.decode(msgspec.json.encode(view), type=View))
+                assert again == decision == msgspec.json.decode(msgspec.json.encode(decision), type=Decision)
             plan = decision.plan
             if plan is None:
                 assert scheduler.in_flight, "requests could be served, the window is empty, and nothing was chosen"
@@ -343,9 +343,4 @@ class World:
 
 
 def _records(completion: Completion) -> tuple[CompletionRecord, ...]:
-    return tuple(
-        CompletionRecord(
-            result.handle, result.committed, None if result.ended is None else EndReason(result.ended.value)
-        )
-        for result in completion.results
-    )
+    return tuple(CompletionRecord(result.handle, result.committed, result.ended) for result in completion.results)

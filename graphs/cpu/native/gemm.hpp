@@ -46,10 +46,10 @@ struct Activations {
     int8_t *to = codes + to_group * GROUP;
     store(to, __builtin_convertvector(ia, C));
     store(to + LANES, __builtin_convertvector(ib, C));
-    int total = (int)sum(ra + rb);
-    scale[to_group] = top / 127.0f;
-    scaled_sum[to_group] = top / 127.0f * (float)total;
-    correction[to_group] = -128 * total;
+    float total = sum(ra + rb); // a whole number; NaN if an input is not finite, and then so is the scale
+    scale[to_group] = top / 127.0f + 0.0f * total;
+    scaled_sum[to_group] = top / 127.0f * total;
+    correction[to_group] = -128 * (int)total;
   }
 };
 

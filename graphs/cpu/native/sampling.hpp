@@ -88,6 +88,17 @@ inline void alternatives(const float *logits, int size, float normalizer, int co
   for (int i = 0; i < held; i++) logprobs[i] -= normalizer;
 }
 
+// Copy a multiple of 16 logits; says whether all are finite.
+inline bool copy_finite(const float *logits, int64_t size, float *to) {
+  I strange{};
+  for (int64_t i = 0; i < size; i += LANES) {
+    F v = load<F>(logits + i);
+    strange |= v * 0.0f != 0.0f;
+    store(to + i, v);
+  }
+  return !any(strange);
+}
+
 struct Cuts {
   float min_p, top_p;
   int top_k;

@@ -16,6 +16,7 @@ using namespace flare;
 namespace {
 
 enum { RUNNING = 0, ENDED_STOP = 1, ENDED_LENGTH = 2 };
+enum { NO_TOKEN = -1, NOT_FINITE = -2 };
 constexpr int TEAM_ROWS = 32, SOLO_ROWS = 32;
 constexpr int PHASES_PER_LAYER = 9; // calls of Crew::each by the whole team in `project` and `mix`
 
@@ -27,7 +28,7 @@ class Step {
 public:
   Step(const FlareModel &model, const FlareRows &rows, const FlareBuffers &buffers, const FlareSpace &space, int threads)
       : m(model), s(rows), b(buffers), w(space),
-        team(threads, PHASES_PER_LAYER * (int)model.layers + 4 + 3 * (2 + (int)(space.rows_max / space.logits_rows))) {}
+        team(threads, PHASES_PER_LAYER * (int)model.layers + 4 + 6 * (1 + (int)(space.rows_max / space.logits_rows))) {}
 
   int64_t decode(int lanes) {
     auto began = std::chrono::steady_clock::now();
@@ -35,7 +36,7 @@ public:
     drawn.clear();
     for (int lane = 0; lane < lanes; lane++) {
       int slot = b.slot[lane];
-      b.token[lane] = -1;
+      b.token[lane] = NO_TOKEN;
       if (s.ended[slot] != RUNNING) continue;
       drawn.push_back((int)rows.size());
       rows.push_back({s.pending[slot], s.committed[slot] - 1, slot, lane});
@@ -50,7 +51,7 @@ public:
     drawn.clear();
     for (int lane = 0; lane < lanes; lane++) {
       int slot = b.slot[lane];
-      b.token[lane] = -1;
+      b.token[lane] = NO_TOKEN;
       for (int i = 0; i < b.rows[lane]; i++) rows.push_back({b.tokens[rows.size()], b.start[lane] + i, slot, lane});
       s.committed[slot] = b.start[lane] + b.rows[lane];
       if (b.emits[lane]) drawn.push_back((int)rows.size() - 1);
@@ -289,7 +290,10 @@ private:
 
   void sample_row(const Row &row, const float *logits, float *z) {
     const int slot = row.slot, lane = row.lane, size = (int)m.vocab, wanted = s.logprobs[slot];
-    std::copy(logits, logits + m.head.blocks * LANES, z);
+    if (!copy_finite(logits, m.head.blocks * LANES, z)) {
+      b.token[lane] = NOT_FINITE;
+      return;
+    }
     adjust(z, slot, lane);
     Cuts cuts{s.min_p[slot], s.top_p[slot], s.top_k[slot]};
     int token = draw(z, size, s.temperature[slot], cuts, draw_key((uint64_t)s.seed[slot], (uint64_t)s.committed[slot]));

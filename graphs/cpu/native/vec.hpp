@@ -121,7 +121,7 @@ inline I dp4(I acc, B w, const int8_t *four) {
 #endif
 }
 
-inline F vexp(F x) { // relative error about 1e-7; 0 below -87
+inline F vexp(F x) { // relative error about 1e-7; 0 below -87; NaN stays NaN
   F n = (x * 1.44269504088896341f + 12582912.f) - 12582912.f;
   F r = x - n * 0.693359375f;
   r = r + n * 2.12194440e-4f;
@@ -135,7 +135,7 @@ inline F vexp(F x) { // relative error about 1e-7; 0 below -87
   I live = (x > -87.0f) & (x < 88.0f);
   I exponent = (__builtin_convertvector(select(live, n, F{}), I) + 127) << 23;
   F result = p * (F)exponent;
-  return select(x < 88.0f, select(live, result, F{}), splat(INFINITY));
+  return select(x < 88.0f, select(live, result, F{}), x + INFINITY);
 }
 
 inline F vlog(F x) { // of normal positive numbers; relative error about 1e-7

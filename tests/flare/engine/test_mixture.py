@@ -119,6 +119,7 @@ async def test_a_mixture(seed: int, tmp_path: Path) -> None:
         metrics, frames = rig.metrics.render().decode(), len(rig.device.frames)
     trace.close()
     assert all(got in (CANCELLED, FAILED, expected) for got, expected in zip(together, alone, strict=True))
+    assert any(got == expected for got, expected in zip(together, alone, strict=True))
     ended = {
         reason: float(count) for reason, count in re.findall(r'success_total{finished_reason="(\w+)".* (\S+)', metrics)
     }

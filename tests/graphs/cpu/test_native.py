@@ -10,9 +10,10 @@ import pytest
 import torch
 
 from flare.graphs.cpu.native import NativeStep, unsupported
-from flare.graphs.frames import Ended, History, LaneResult, Sampling
+from flare.graphs.frames import History, LaneResult, Sampling
 from flare.graphs.programs.rows import ENDED_STOP
 from flare.graphs.programs.sampling import sample
+from flare.machines.request import EndReason
 from tests.graphs.programs_driver import Driver, Tensors, native, reference
 from tests.tiny_models import tiny_config, tiny_tensors
 
@@ -60,6 +61,14 @@ def test_chunks_and_pages_change_not_a_bit(name: str) -> None:
     for chunk, shuffle in ((1, 1), (17, 2), (33, 3), (64, 4)):
         other = driver(name, shuffle=shuffle)
         assert scores(other.prompt(2, IDS, chunk=chunk, prompt_logprobs=1)[1]) == whole
+
+
+@pytest.mark.parametrize("rows", [1, 50])
+def test_a_capacity_may_be_no_multiple_of_a_tile(rows: int) -> None:
+    """Activations lie in tiles of 16 rows: with fewer than whole tiles, the last rows were written beyond the end."""
+    expected = scores(driver().prompt(0, IDS, prompt_logprobs=1)[1])
+    narrow = driver(prompt_rows=rows, slots=1)
+    assert scores(narrow.prompt(0, IDS, prompt_logprobs=1)[1]) == expected
 
 
 def test_a_batch_changes_not_a_bit() -> None:
@@ -143,11 +152,11 @@ def test_an_ended_row_changes_nothing_and_returns_no_tokens() -> None:
     assert results[-1].ended is None
     ended = run.decode([handle, other])
     assert ended[0].tokens == (first[0],)
-    assert ended[0].ended is Ended.STOP
+    assert ended[0].ended is EndReason.STOP
     before = [tensor.clone() for tensor in (run.program.kv.keys, run.program.kv.values)]
     last = run.decode([handle, other])
     assert (last[0].tokens, last[0].committed, last[0].ended) == ((), ended[0].committed, None)
-    assert last[1].ended is Ended.LENGTH
+    assert last[1].ended is EndReason.LENGTH
     assert int(run.program.rows.ended[1]) == ENDED_STOP
     both = run.decode([handle, other])
     assert [result.tokens for result in both] == [(), ()]
@@ -160,7 +169,7 @@ def test_stop_comes_before_length() -> None:
     run = driver()
     token = run.generate(0, IDS[:10], limit=1)[0]
     _, results = run.prompt(0, IDS[:10], limit=1, stop=(token,))
-    assert results[-1].ended is Ended.STOP
+    assert results[-1].ended is EndReason.STOP
 
 
 def test_what_a_config_needs_is_said_in_words() -> None:

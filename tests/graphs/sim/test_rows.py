@@ -7,11 +7,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from flare.graphs.frames import Binding, Ended, Frame, History, LaneInput, Sampling
+from flare.graphs.frames import Binding, Frame, History, LaneInput, Sampling
 from flare.graphs.sim.rows import FrameRefused, PageConflict, SimRows
 from flare.graphs.sim.tokens import TokenSource
 from flare.machines.graph import GraphKind, GraphShape
 from flare.machines.ids import Fence, PageId, RequestHandle
+from flare.machines.request import EndReason
 
 PREFILL = GraphShape(GraphKind.PREFILL, 2, 40)
 SCORED = GraphShape(GraphKind.SCORED_PREFILL, 2, 40)
@@ -129,7 +130,7 @@ def test_pages_of_an_ended_or_replaced_row_are_free() -> None:
     rows.run(frame(PREFILL, prompt(0, binding(0, output_limit=1)), prompt(1, binding(1))))
     rows.run(frame(PREFILL, prompt(2, binding(0))))
     (ended,) = rows.run(frame(DECODE, decode(0)))
-    assert ended.ended is Ended.LENGTH
+    assert ended.tokens == ()
     rows.run(frame(PREFILL, replace(prompt(1, binding(2)), handle=handle(1, 2))))
     rows.run(frame(PREFILL, prompt(3, binding(1))))
     assert all(result.tokens for result in rows.run(frame(DECODE, decode(1, 2), decode(3))))
@@ -142,7 +143,7 @@ def test_the_last_token_needs_no_room() -> None:
         rows.run(frame(DECODE, decode(0)))
     (last,) = rows.run(frame(DECODE, decode(0)))
     assert last.committed == 17
-    assert last.ended is Ended.LENGTH
+    assert last.ended is EndReason.LENGTH
 
 
 def test_a_row_may_not_decode_beyond_its_pages() -> None:

@@ -44,7 +44,7 @@ def _prompt(rng: random.Random, slot: int) -> RequestRow:
         phase=rng.choice([Phase.PREFILL, Phase.PREFILL, Phase.SCORED_PREFILL]),
         output_left=rng.choice([0, 1, 50]),
         token_price=_price(rng),
-        last_commit=rng.randint(0, 5),
+        last_fence=rng.randint(0, 5),
     )
 
 
@@ -54,7 +54,7 @@ def _decoder(rng: random.Random, slot: int) -> RequestRow:
         token_price=_price(rng),
         delivery_price=_price(rng),
         age_ms=rng.uniform(0.0, 300.0),
-        last_commit=rng.randint(0, 5),
+        last_fence=rng.randint(0, 5),
         output_left=rng.choice([0, 1, 50, 50]),
     )
 
@@ -118,12 +118,12 @@ def _dyadic_view(rng: random.Random) -> View:
             token_price=rng.choice([8.0, 16.0]),
             delivery_price=16.0,
             age_ms=rng.choice([0.0, 8.0]),
-            last_commit=rng.randint(0, 3),
+            last_fence=rng.randint(0, 3),
         )
         for slot in slots[:streams]
     ]
     rows += [
-        prompt(slot, rng.choice([16, 32, 64, 200]), token_price=8.0, last_commit=rng.randint(0, 2))
+        prompt(slot, rng.choice([16, 32, 64, 200]), token_price=8.0, last_fence=rng.randint(0, 2))
         for slot in slots[streams:]
     ]
     policy = PolicyRow(64.0, rng.choice([0.0, 16.0]), rng.choice([0.0, 4.0]), rng.choice([0.0, 0.5]), 8.0)

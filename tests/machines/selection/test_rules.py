@@ -10,6 +10,7 @@ import pytest
 from flare.machines.graph import GraphKind, GraphShape
 from flare.machines.prices import MODERATE_LOG_PRICE
 from flare.machines.selection.decode import decode_pool
+from flare.machines.selection.lanes import decoding
 from flare.machines.selection.order import standing
 from flare.machines.selection.select import select
 from flare.machines.selection.view import Decision, GraphRow, Hold, LaneWork, Phase, Plan, Reason, RequestRow, View
@@ -285,12 +286,12 @@ def test_a_shared_scale_changes_the_score_and_not_the_choice() -> None:
 
 def test_values_that_vanish_beside_the_greatest_tie_at_zero() -> None:
     graphs = [graph(decode_shape(1), 8.0), graph(decode_shape(2), 16.0)]
-    rows = [decoder(s, token_price=0.0, delivery_price=0.0, age_ms=100.0 * s, last_commit=10 - s) for s in range(3)]
+    rows = [decoder(s, token_price=0.0, delivery_price=0.0, age_ms=100.0 * s, last_fence=10 - s) for s in range(3)]
     vanished = view(graphs, rows, log_scale=5_000.0, value_scale=0.0)
     plan = plan_of(vanished)
     # Equal at zero: shorter known time, then the least recently served.
     assert (plan.score, plan.shape, plan.lanes[0].slot) == (0.0, decode_shape(1), 2)
-    urgent = decoder(5, token_price=1e60, delivery_price=0.0, last_commit=99)
+    urgent = decoder(5, token_price=1e60, delivery_price=0.0, last_fence=99)
     assert [lane.slot for lane in plan_of(view(graphs, [*rows, urgent], value_scale=0.0)).lanes] == [5]
 
 
@@ -298,7 +299,7 @@ def test_equal_values_prefer_more_requests_to_less_recent_ones() -> None:
     """Two output tokens worth 32 each against a chunk of 64 prompt tokens, both in 10 ms."""
     policy = msgspec.structs.replace(BALANCED, output_token_value=32.0, token_fairness=0.0, delivery_fairness=0.0)
     policy = msgspec.structs.replace(policy, decode_age_price=0.0)
-    rows = [prompt(0, 500, last_commit=1), decoder(1, last_commit=8), decoder(2, last_commit=9)]
+    rows = [prompt(0, 500, last_fence=1), decoder(1, last_fence=8), decoder(2, last_fence=9)]
     taken = view([graph(prefill_shape(64), 10.0), graph(decode_shape(2), 10.0)], rows, policy=policy)
     assert lost(taken) == {"decode/b2": None, "prefill/t64": "equal value, serves fewer"}
 
@@ -311,12 +312,13 @@ def test_equal_values_prefer_smaller_padding_to_lower_slots() -> None:
     assert lost(vanished)["prefill/t64"] == "equal value, more padding"
 
 
-def test_the_last_commits_of_a_cohort_are_compared_sorted() -> None:
-    rows = [decoder(0, last_commit=9), decoder(1, last_commit=2), decoder(2, last_commit=5)]
-    pool = decode_pool(view([graph(decode_shape(4), 8.0)], rows))
+def test_the_last_fences_of_a_cohort_are_compared_sorted() -> None:
+    rows = [decoder(0, last_fence=9), decoder(1, last_fence=2), decoder(2, last_fence=5)]
+    taken = view([graph(decode_shape(4), 8.0)], rows)
+    pool = decode_pool(taken, decoding(taken))
     assert pool is not None
     place = standing(pool.terms, 0, pool.option(0))
-    assert (place.commits, place.slots, place.padding) == ((2, 5, 9), (0, 1, 2), 1)
+    assert (place.last_fences, place.slots, place.padding) == ((2, 5, 9), (0, 1, 2), 1)
 
 
 def test_the_greatest_prices_that_a_scale_leaves_do_not_overflow() -> None:
@@ -362,7 +364,7 @@ def test_the_words_for_each_tie() -> None:
     same = [graph(decode_shape(1), 8.0), graph(prefill_shape(64), 8.0)]
     rows = [decoder(0, token_price=0.0, delivery_price=None), prompt(1, 64, token_price=0.0, output_left=0)]
     policy = msgspec.structs.replace(view([], []).policy, decode_age_price=0.0)
-    by_commit = view(same, [msgspec.structs.replace(rows[0], last_commit=4), rows[1]], policy=policy)
+    by_commit = view(same, [msgspec.structs.replace(rows[0], last_fence=4), rows[1]], policy=policy)
     assert lost(by_commit)["decode/b1"] == "equal value, its requests were served more recently"
     by_slot = view(same, rows, policy=policy)
     assert lost(by_slot)["prefill/t64"] == "equal value, higher slots"
