@@ -8,6 +8,7 @@ so that whoever asks `/health` is never left without an answer.
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import secrets
 import signal
@@ -253,6 +254,8 @@ async def serve_parts(
             with LoadProgress() as progress:
                 await anyio.to_thread.run_sync(parts.device.prepare, catalog, progress.prepared, abandon_on_cancel=True)
             prepared = True
+            gc.collect()
+            gc.freeze()  # what a start leaves behind lives on; a full pass over it would halt every stream for long
             log.info(
                 "server.ready",
                 url=f"http://{settings.host}:{listener.getsockname()[1]}/v1",

@@ -104,6 +104,22 @@ def test_alone_and_in_company(server: ModelServer) -> None:
     assert [answer["usage"]["completion_tokens"] for answer in answers] == [length for *_, length in wanted]
 
 
+def test_seeded_draws_alone_and_in_company(server: ModelServer) -> None:
+    """The compiled program's results do not depend on the batch, so neither do draws: no tie is near enough."""
+    bodies = [
+        {"prompt": prompt, "temperature": 0.9, "top_p": 0.95, "seed": seed, "max_tokens": 8 + 3 * (seed % 5)}
+        for seed, prompt in enumerate(["Once upon a time", COUNT, "The sea is", ALPHA] * 4)
+    ]
+
+    def draw(body: dict[str, object]) -> str:
+        return str(server.complete(**body)["choices"][0]["text"])
+
+    alone = [draw(body) for body in bodies]
+    with ThreadPoolExecutor(16) as pool:
+        assert list(pool.map(draw, bodies)) == alone
+        assert list(pool.map(draw, bodies[::-1])) == alone[::-1]
+
+
 def test_chats_in_company(server: ModelServer) -> None:
     with ThreadPoolExecutor(16) as pool:
         answers = list(pool.map(server.chat, [SUM, ECHO3] * 8))
