@@ -1,4 +1,4 @@
-"""The device protocol: what the engine asks of `cpu` and `sim` (and of `cuda` in time).
+"""The device protocol: what the engine asks of `cpu` and `sim`.
 
 Owns the contract alone. A device prepares graphs, accepts submitted frames, and calls back exactly once for each, in
 order of submission. Surprising rule: the callback runs on the device's own thread; whoever receives it only hands the
