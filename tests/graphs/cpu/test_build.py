@@ -18,21 +18,34 @@ from tests.tiny_models import tiny_config, tiny_tensors
 CATALOG = [GraphShape(GraphKind.DECODE, 2), GraphShape(GraphKind.PREFILL, 1, 64)]
 
 
-def device(cache: Path, said: list[str], *, eager: bool = False, head_dim: int = 64) -> CpuDevice:
-    """A prepared device of a tiny model that has not been started."""
+def unprepared(
+    cache: Path,
+    said: list[str],
+    *,
+    eager: bool = False,
+    head_dim: int = 64,
+    max_model_len: int = 128,
+    kv_bytes: int = 4 << 20,
+) -> CpuDevice:
+    """A device of a tiny model."""
     config = tiny_config(head_dim=head_dim)
-    made = CpuDevice(
+    return CpuDevice(
         config,
         Tensors(tiny_tensors(config)),
         request_slots=2,
-        max_model_len=128,
-        kv_bytes=4 << 20,
+        max_model_len=max_model_len,
+        kv_bytes=kv_bytes,
         dtype="auto",
         threads=1,
         eager=eager,
         cache_dir=cache,
         warn=said.append,
     )
+
+
+def device(cache: Path, said: list[str], *, eager: bool = False, head_dim: int = 64) -> CpuDevice:
+    """A prepared device of a tiny model that has not been started."""
+    made = unprepared(cache, said, eager=eager, head_dim=head_dim)
     seen: list[tuple[int, int]] = []
     made.prepare(CATALOG, lambda _shape, done, total: seen.append((done, total)))
     assert seen == [(1, 2), (2, 2)]
@@ -92,18 +105,6 @@ def test_a_capable_machine_gets_the_compiled_program() -> None:
 
 
 def test_a_cache_too_small_for_one_request_is_refused_with_the_number_to_give() -> None:
-    config = tiny_config()
-    made = CpuDevice(
-        config,
-        Tensors(tiny_tensors(config)),
-        request_slots=1,
-        max_model_len=512,
-        kv_bytes=1 << 16,
-        dtype="auto",
-        threads=1,
-        eager=True,
-        cache_dir=cache_dir(),
-        warn=print,
-    )
+    made = unprepared(cache_dir(), [], eager=True, max_model_len=512, kv_bytes=1 << 16)
     with pytest.raises(ValueError, match=r"kv_bytes: 65536 .* needs 16"):
         made.prepare(CATALOG, lambda *_: None)
