@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import TypeVar
 
 import msgspec
-from msgspec.inspect import Metadata, NoneType, Type, UnionType
+from msgspec.inspect import DictType, Metadata, NoneType, Type, UnionType
 from msgspec.structs import FieldInfo
 
 from .schema import ConfigError
@@ -45,10 +45,15 @@ def described(field: FieldInfo) -> tuple[Type, str]:
     return kind, text
 
 
+def only_in_files(field: FieldInfo) -> bool:
+    """Whether the field is a table, which a flag or a variable cannot hold."""
+    return isinstance(described(field)[0], DictType)
+
+
 def default_text(field: FieldInfo) -> str | None:
     """The field's default as one would write it, sizes with their unit; None if it is unset by default."""
     value = field.default
-    if value is None or value == ():
+    if value is None or value == () or value is msgspec.NODEFAULT:
         return None
     if field.name.endswith("_bytes"):
         return size_text(value)

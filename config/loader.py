@@ -13,7 +13,7 @@ from importlib.resources import files
 from importlib.resources.abc import Traversable
 from pathlib import Path
 
-from .convert import build, checked_table, fields_by_key, nearest
+from .convert import build, checked_table, fields_by_key, nearest, only_in_files
 from .schema import ConfigError, Policy, Recipe, Settings
 
 ENVIRONMENT_PREFIX = "FLARE_"
@@ -41,6 +41,9 @@ def load_settings(
     settings = build(Settings, values, "settings")
     if settings.trace_views and settings.trace is None:
         raise ConfigError("trace_views: views are written to the trace file; set trace too")
+    unknown = [index for index, key in enumerate(settings.client_weights, start=1) if key not in settings.api_key]
+    if unknown:
+        raise ConfigError(f"client_weights: the key of entry {unknown[0]} is not in api_key; add it there")
     return settings
 
 
@@ -72,7 +75,8 @@ def flag_of(key: str) -> str:
 
 
 def _from_environment(environment: Mapping[str, str]) -> dict[str, object]:
-    known = {ENVIRONMENT_PREFIX + key.upper(): key for key in fields_by_key(Settings)}
+    fields = fields_by_key(Settings).items()
+    known = {ENVIRONMENT_PREFIX + key.upper(): key for key, field in fields if not only_in_files(field)}
     given: dict[str, object] = {}
     for name in sorted(environment):
         if not name.startswith(ENVIRONMENT_PREFIX) or name in RESERVED_ENVIRONMENT:

@@ -45,6 +45,9 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
     decode_age_price: Annotated[Coefficient, Meta(description="Price of a decoding stream's waiting, value/ms².")]
     terminal_value: Annotated[Coefficient, Meta(description="Value of retiring a finished request, in prompt tokens.")]
     terminal_age_price: Annotated[Coefficient, Meta(description="Price of a finished request's waiting, value/ms².")]
+    first_output_age_price: Annotated[
+        Coefficient, Meta(description="Price of waiting for a first output, value/ms².")
+    ] = 0.0
     adaptation_ms: Annotated[
         float, Meta(gt=0, le=1e7, description="Time over which service prices follow the measured rates.")
     ]
@@ -71,6 +74,12 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True):
     """Prompt capacities of the graphs that also report prompt log-probabilities, rising."""
     decode_batches: tuple[Annotated[int, Meta(ge=1, le=REQUEST_SLOTS_MAX)], ...]
     """Request rows of the decode graphs, rising."""
+    mixed_batches: tuple[Annotated[int, Meta(ge=2, le=REQUEST_SLOTS_MAX)], ...] = ()
+    """Request rows of the mixed graphs, rising; none: the recipe has no mixed graphs."""
+    mixed_prefill_tokens: tuple[TokenCount, ...] = ()
+    """Prompt capacities of the mixed graphs, rising, multiples of 64."""
+    prompt_rows: Annotated[int, Meta(ge=1, le=REQUEST_SLOTS_MAX)] = 1
+    """Prompt rows that one prefill or mixed graph may pack into its capacity (fewer where the batch is smaller)."""
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
@@ -89,6 +98,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         tuple[Text, ...],
         Meta(description="Keys of which a client must present one; unset: open to all."),
     ] = ()
+    client_weights: Annotated[
+        dict[str, Annotated[float, Meta(gt=0, le=COEFFICIENT_MAX)]],
+        Meta(description="Shares of free slots by API key, as a table in the file; 1 for keys that it leaves out."),
+    ] = msgspec.field(default_factory=dict)
     allowed_origins: Annotated[
         tuple[Text, ...], Meta(description="Origins whose pages may call the API (CORS); unset: none.")
     ] = ()

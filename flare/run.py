@@ -45,6 +45,7 @@ from .model import Model, open_model
 from .progress import LoadProgress
 from .request import GenerationRequest
 from .server.app import create_app
+from .server.auth import account
 from .server.context import Limits, ServerContext
 from .server.engine_api import Health
 from .server.protocol import BoundedHttp
@@ -142,7 +143,11 @@ def compose(
         policy_row(policy),
         slots=settings.max_num_seqs,
         pages=PagePool(device.pages, device.page_tokens),
-        waiting=WaitingQueue(settings.max_num_queued_reqs, settings.max_num_queued_tokens),
+        waiting=WaitingQueue(
+            settings.max_num_queued_reqs,
+            settings.max_num_queued_tokens,
+            {account("key", key.encode()): weight for key, weight in settings.client_weights.items()},
+        ),
         durations=durations,
         adaptation_ms=policy.adaptation_ms,
     )

@@ -12,7 +12,7 @@ from pathlib import Path
 import click
 from msgspec.inspect import BoolType, VarTupleType
 
-from flare.config.convert import default_text, described, fields_by_key
+from flare.config.convert import default_text, described, fields_by_key, only_in_files
 from flare.config.loader import flag_of
 from flare.config.schema import Settings
 
@@ -24,7 +24,7 @@ def command() -> click.Command:
         type=click.Path(dir_okay=False, path_type=Path),
         help="TOML file with any of these settings (docs/configuration.md).",
     )
-    options = [_option(key) for key in fields_by_key(Settings)]
+    options = [_option(key) for key, field in fields_by_key(Settings).items() if not only_in_files(field)]
     return click.Command(
         "run",
         callback=_run,

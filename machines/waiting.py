@@ -9,6 +9,7 @@ than the even level, so that an endless line of new clients does not shut out on
 from __future__ import annotations
 
 from collections import OrderedDict, deque
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from .ids import RequestId
@@ -24,23 +25,34 @@ IDLE_CLIENTS_MAX = 1024
 
 @dataclass(slots=True)
 class _Client:
-    service: int = 0
+    weight: float
+    service: float = 0.0
     active: int = 0
     waiting: deque[Request] = field(default_factory=deque)
 
 
 class WaitingQueue:
-    """First come, first served within a client; the client with the least token-weighted service first."""
+    """First come, first served within a client; the client with the least token-weighted service first.
 
-    __slots__ = ("_clients", "_even", "_idle", "_requests", "_requests_max", "_tokens", "_tokens_max")
+    A client's service is divided by its weight, as in the paper above: one of weight 2 is due twice the service. Clients
+    that `weights` does not name have weight 1.
+    """
 
-    def __init__(self, requests_max: int | None, tokens_max: int | None) -> None:
+    __slots__ = ("_clients", "_even", "_idle", "_requests", "_requests_max", "_tokens", "_tokens_max", "_weights")
+
+    def __init__(
+        self, requests_max: int | None, tokens_max: int | None, weights: Mapping[str, float] | None = None
+    ) -> None:
+        self._weights = dict(weights or {})
+        if any(weight <= 0 for weight in self._weights.values()):
+            raise ValueError("weights of clients must be positive")
         self._requests_max = requests_max
         self._tokens_max = tokens_max
         self._clients: dict[str, _Client] = {}
         self._idle: OrderedDict[str, _Client] = OrderedDict()
         self._even = 0.0
-        """What a client would have had that was always busy, had all service been shared evenly among the busy."""
+        """What a client of weight 1 would have had that was always busy, had all service been shared by weight among
+        the busy."""
         self._requests = 0
         self._tokens = 0
 
@@ -67,9 +79,9 @@ class WaitingQueue:
         name = request.spec.client
         client = self._clients.get(name)
         if client is None:
-            client = self._idle.pop(name, None) or _Client()
-            least = min((other.service for other in self._clients.values()), default=0)
-            client.service = max(client.service, least, int(self._even))
+            client = self._idle.pop(name, None) or _Client(self._weights.get(name, 1.0))
+            least = min((other.service for other in self._clients.values()), default=0.0)
+            client.service = max(client.service, least, self._even)
             self._clients[name] = client
         client.active += 1
         client.waiting.append(request)
@@ -90,9 +102,10 @@ class WaitingQueue:
 
     def serve(self, client: str, prompt_tokens: int, output_tokens: int) -> None:
         """Count validated service of one of a client's requests."""
-        weighted = PROMPT_WEIGHT * prompt_tokens + OUTPUT_WEIGHT * output_tokens
-        self._clients[client].service += weighted
-        self._even += weighted / len(self._clients)
+        tokens = PROMPT_WEIGHT * prompt_tokens + OUTPUT_WEIGHT * output_tokens
+        served = self._clients[client]
+        served.service += tokens / served.weight
+        self._even += tokens / sum([busy.weight for busy in self._clients.values()])
 
     def leave(self, client_name: str) -> None:
         """Say that one of a client's requests has retired."""
@@ -104,10 +117,10 @@ class WaitingQueue:
             if len(self._idle) > IDLE_CLIENTS_MAX:
                 self._idle.popitem(last=False)
 
-    def service(self, client: str) -> int:
-        """Token-weighted service of a client that is known; 0 of any other. For tests."""
+    def service(self, client: str) -> float:
+        """Token-weighted service of a client that is known, by its weight; 0 of any other. For tests."""
         known = self._clients.get(client) or self._idle.get(client)
-        return known.service if known else 0
+        return known.service if known else 0.0
 
     def waiting_ids(self) -> list[RequestId]:
         """Ids of all waiting requests, in order of arrival. For tests."""

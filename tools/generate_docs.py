@@ -15,7 +15,7 @@ import msgspec
 from msgspec.inspect import FloatType, IntType, LiteralType
 from msgspec.structs import FieldInfo
 
-from flare.config.convert import default_text, described, fields_by_key
+from flare.config.convert import default_text, described, fields_by_key, only_in_files
 from flare.config.loader import flag_of, load_policy
 from flare.config.schema import Policy, Settings
 from flare.machines import request, slot
@@ -43,7 +43,8 @@ def diagram(states: type[S], table: Transitions[S]) -> str:
 def settings_table() -> str:
     """One row for each key of `Settings`."""
     rows = [
-        f"| `{key}` | `{flag_of(key)}` | {_values(field)} | {default_text(field) or 'unset'} | {described(field)[1]} |"
+        f"| `{key}` | {'' if only_in_files(field) else f'`{flag_of(key)}`'} | {_values(field)} "
+        f"| {default_text(field) or 'unset'} | {described(field)[1]} |"
         for key, field in fields_by_key(Settings).items()
     ]
     return "\n".join(["| key | flag | values | default | meaning |", "| --- | --- | --- | --- | --- |", *rows])
@@ -100,7 +101,7 @@ def _values(field: FieldInfo) -> str:
     if isinstance(kind, IntType | FloatType):
         least = f"above {kind.gt:g}" if kind.gt is not None else f"from {kind.ge:g}"
         return f"{least} to {kind.le:g}" if kind.le is not None else least
-    names = {"BoolType": "true, false", "StrType": "text", "VarTupleType": "list of texts"}
+    names = {"BoolType": "true, false", "StrType": "text", "VarTupleType": "list of texts", "DictType": "table of numbers"}
     return names[type(kind).__name__]
 
 

@@ -169,3 +169,26 @@ def test_every_knob_is_described(record: type[msgspec.Struct]) -> None:
 def test_flags_drop_the_unit_and_nothing_else() -> None:
     assert flag_of("shutdown_timeout_s") == "--shutdown-timeout"
     assert flag_of("max_num_seqs") == "--max-num-seqs"
+
+
+def test_weights_of_clients_are_a_table_of_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "flare.toml"
+    path.write_text('api_key = ["one", "two"]\n[client_weights]\ntwo = 2.5\n')
+    assert load_settings(path, {}, {}).client_weights == {"two": 2.5}
+
+
+@pytest.mark.parametrize(
+    ("table", "message"),
+    [
+        ('"three" = 2', "client_weights: the key of entry 1 is not in api_key"),
+        ('"two" = 0', "client_weights"),
+        ('"two" = "much"', "client_weights"),
+        ('"two" = nan', "client_weights"),
+    ],
+)
+def test_weights_that_cannot_be_are_refused_without_naming_a_key(tmp_path: Path, table: str, message: str) -> None:
+    path = tmp_path / "flare.toml"
+    path.write_text(f'api_key = ["one", "two"]\n[client_weights]\n{table}\n')
+    with pytest.raises(ConfigError, match=message) as caught:
+        load_settings(path, {}, {})
+    assert "three" not in str(caught.value)

@@ -17,22 +17,23 @@ class WaitingOracle:
 
     log: list[tuple[str, str, int]] = field(default_factory=list)
     waiting: dict[RequestId, tuple[str, int]] = field(default_factory=dict)
+    weights: dict[str, float] = field(default_factory=dict)
 
-    def service(self) -> dict[str, int]:
-        """Each client's weighted service, lifted whenever it came back from having nothing."""
+    def service(self) -> dict[str, float]:
+        """Each client's service by its weight, lifted whenever it came back from having nothing."""
         even = 0.0
-        service: dict[str, int] = {}
+        service: dict[str, float] = {}
         active: dict[str, int] = {}
         for what, client, tokens in self.log:
             if what == "serve":
-                service[client] += tokens
-                even += tokens / sum(count > 0 for count in active.values())
+                service[client] += tokens / self.weights.get(client, 1.0)
+                even += tokens / sum([self.weights.get(busy, 1.0) for busy, count in active.items() if count])
             elif what == "leave":
                 active[client] -= 1
             else:
                 if not active.get(client):
                     busy = [service[other] for other, count in active.items() if count]
-                    service[client] = max(service.get(client, 0), min(busy, default=0), int(even))
+                    service[client] = max(service.get(client, 0), min(busy, default=0.0), even)
                 active[client] = active.get(client, 0) + 1
         return service
 

@@ -13,6 +13,7 @@ from flare.machines.waiting import IDLE_CLIENTS_MAX, WaitingQueue
 from .oracle_waiting import WaitingOracle
 
 CLIENTS = ("a", "b", "c")
+WEIGHTS = {"a": 2.0, "b": 0.5}
 
 
 def request_of(number: int, client: str, prompt_tokens: int = 10) -> Request:
@@ -24,8 +25,8 @@ class QueueAgainstOracle(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.queue = WaitingQueue(None, None)
-        self.oracle = WaitingOracle()
+        self.queue = WaitingQueue(None, None, WEIGHTS)
+        self.oracle = WaitingOracle(weights=WEIGHTS)
         self.requests: dict[RequestId, Request] = {}
         self.running: dict[RequestId, str] = {}
         self.last = 0
@@ -91,6 +92,28 @@ def test_a_client_saves_up_no_claim_by_being_away() -> None:
     queue.serve("busy", 1000, 0)
     queue.push(request_of(2, "new"))
     assert queue.service("new") == 1000
+
+
+def test_a_client_of_twice_the_weight_gets_twice_the_service() -> None:
+    queue = WaitingQueue(None, None, {"heavy": 2.0})
+    given = {"heavy": 0, "light": 0}
+    queue.push(request_of(1, "heavy"))
+    queue.push(request_of(2, "light"))
+    for number in range(3, 303):
+        chosen = queue.head()
+        assert chosen is not None
+        client = chosen.spec.client
+        queue.push(request_of(number, client))
+        queue.remove(chosen)
+        queue.serve(client, 10, 5)
+        queue.leave(client)
+        given[client] += 1
+    assert given == {"heavy": 200, "light": 100}
+
+
+def test_a_weight_must_be_positive() -> None:
+    with pytest.raises(ValueError, match="positive"):
+        WaitingQueue(None, None, {"nobody": 0.0})
 
 
 def test_new_clients_without_end_shut_nobody_out() -> None:
