@@ -71,13 +71,28 @@ class History:
 
 
 @dataclass(frozen=True, slots=True)
+class StageInput:
+    """What a state operation does for a row, beyond its kind.
+
+    `state_row` is where a snapshot puts the row's exact state, or where a restore or resume takes it from; None where no
+    state row is involved. `operation` is the index of an image operation within its window. `tokens` int32[n] are the
+    prompt tokens whose state a restore without a state row brings back from the cache.
+    """
+
+    state_row: int | None = None
+    operation: int = 0
+    tokens: NDArray[np.int32] | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class LaneInput:
     """One request in a frame.
 
-    Prefill: `tokens` int32[n] are consumed from position `start`, and the last of the prompt (`emits`) samples the
+    Prompt lane: `tokens` int32[n] are consumed from position `start`, and the last of the prompt (`emits`) samples the
     first output token. `target` is the token that follows the chunk (scored prefill of a chunk that is not the last
-    scores it); None at the end of the prompt. Decode: `tokens` is None, and the row's pending token is read from device
-    state.
+    scores it); None at the end of the prompt. Decode lane: `tokens` is None, and the row's pending token is read from
+    device state; `width` target positions are verified, the pending token among them (1 without speculation).
+    Lane of a stage: `stage` says what is to be done with the row's state.
     """
 
     handle: RequestHandle
@@ -87,6 +102,8 @@ class LaneInput:
     target: int | None = None
     binding: Binding | None = None
     history: History | None = None
+    width: int = 1
+    stage: StageInput | None = None
 
 
 @dataclass(frozen=True, slots=True)

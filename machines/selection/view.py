@@ -12,15 +12,16 @@ from enum import StrEnum
 
 import msgspec
 
-from ..graph import QUEUEABLE_KINDS, GraphShape
+from ..graph import QUEUEABLE_KINDS, GraphKind, GraphShape
 
 
 class Phase(StrEnum):
-    """What a resident request needs next."""
+    """What a resident request needs, once the stages before it are done. `TERMINAL`: only its retirement is left."""
 
     PREFILL = "prefill"
     SCORED_PREFILL = "scored_prefill"
     DECODE = "decode"
+    TERMINAL = "terminal"
 
 
 class Reason(StrEnum):
@@ -28,6 +29,7 @@ class Reason(StrEnum):
 
     ORDINARY = "ordinary"
     DISCOVERY = "discovery"
+    TIMING_REFRESH = "timing_refresh"
 
 
 class Hold(StrEnum):
@@ -46,6 +48,9 @@ class PolicyRow(msgspec.Struct, frozen=True):
     delivery_fairness: float
     decode_age_price: float
     newcomer_share: float
+    terminal_value: float = 256.0
+    terminal_age_price: float = 1.0
+    first_output_age_price: float = 0.0
 
 
 class GraphRow(msgspec.Struct, frozen=True):
@@ -71,8 +76,13 @@ class RequestRow(msgspec.Struct, frozen=True):
     may not cross from here (end of the system prompt, else of the prompt). `next_endpoint` is the first message or
     prompt endpoint beyond `position`. `output_left` is the number of tokens that it may still produce after queued
     work; a decoding request with none left cannot be served, yet is still charged.
+    `stages` are the operations that it needs, in order, before it can do what its phase says; none for one that is
+    ready. `spans` are the [start, end) prompt positions ahead that one chunk consumes whole or not at all.
+    `survival` [D] estimates that the first d = 1..D proposals are all accepted, never rising; `scored_survival` is the
+    same raised to the policy's exponent, for scores alone. Both are empty where nothing can be proposed.
     `token_price` (pi, ms/token) and `delivery_price` (delta, ms/delivery) are multiplied by the view's `value_scale`;
-    None: not yet set. `age_ms` counts for decoding requests alone. `last_fence` is the fence of the last frame that
+    None: not yet set. `age_ms` is the wait at the planning start: of a decoding
+    request since its last visible output, of a terminal one since it ended, of any other since it arrived. `last_fence` is the fence of the last frame that
     served it, 0 if none. `needs_feedback`: its next step reads what the host knows only after a completion.
     """
 
@@ -89,6 +99,10 @@ class RequestRow(msgspec.Struct, frozen=True):
     age_ms: float
     last_fence: int
     needs_feedback: bool
+    stages: tuple[GraphKind, ...] = ()
+    spans: tuple[tuple[int, int], ...] = ()
+    survival: tuple[float, ...] = ()
+    scored_survival: tuple[float, ...] = ()
 
 
 class QueuedFrame(msgspec.Struct, frozen=True):
@@ -105,7 +119,8 @@ class View(msgspec.Struct, frozen=True):
 
     `planning_ns` is the later of `now_ns` and the expected end of the queued frames. `value_scale` is
     exp(-log_scale): every value of the decision is multiplied by it. Rows of `requests` are in slot order.
-    `queued_requests` and `queued_tokens` describe accepted requests that wait for a slot.
+    `queued_requests` and `queued_tokens` describe accepted requests that wait for a slot. `refresh_funded`: the ledger
+    allows one stale graph to run in place of the ordinary winner.
     """
 
     now_ns: int
@@ -121,13 +136,16 @@ class View(msgspec.Struct, frozen=True):
     free_pages: int
     queued_requests: int
     queued_tokens: int
+    refresh_funded: bool = False
 
 
 class LaneWork(msgspec.Struct, frozen=True):
-    """What a plan does for one request: `tokens` positions from `start` (1 pending token for a decode lane).
+    """What a plan does for one request: `tokens` positions from `start`.
 
-    `emits`: it ends with an output token. `delivers`: that token counts as a delivery. `expected_tokens` is the service
-    that is expected of it, prompt tokens and output tokens together.
+    A prompt lane consumes so many prompt tokens; a decode lane's `tokens` are its target positions, the pending token and
+    the proposals to verify (1 without speculation); the lane of a stage has none. `emits`: it ends with an output token.
+    `delivers`: what it emits counts as a delivery. `expected_tokens` is the service that is expected of it, prompt
+    tokens and output tokens together.
     """
 
     slot: int
@@ -139,8 +157,19 @@ class LaneWork(msgspec.Struct, frozen=True):
     expected_tokens: float
 
 
+class Following(msgspec.Struct, frozen=True):
+    """The graph that a prerequisite enables, chosen jointly with it, and what it would do. It is never submitted: when
+    the prerequisite has completed, the choice is made anew."""
+
+    shape: GraphShape
+    lanes: tuple[LaneWork, ...]
+    duration_ns: int
+
+
 class Plan(msgspec.Struct, frozen=True):
     """A graph and the requests that it serves. `duration_ns` 0: unknown; then `score` is its priced service alone.
+
+    `duration_ns` is the graph's own, also where `score` is that of a sequence with `following`.
 
     `score` (docs/scheduling.md, "Score") is scaled: value/ms times the scale; `log_scale` is the logarithm of the
     inverse factor. `observation_age_ns` is None for an unknown graph.
@@ -154,10 +183,15 @@ class Plan(msgspec.Struct, frozen=True):
     log_scale: float
     reason: Reason
     needs_empty_window: bool
+    following: Following | None = None
 
 
 class Candidate(msgspec.Struct, frozen=True):
-    """A candidate as `flare explain` shows it: the terms of its score, and why it lost (None: it won)."""
+    """A candidate as `flare explain` shows it: the terms of its score, and why it lost (None: it won).
+
+    `service` and `age_term` sum over all lanes of the sequence; `newly`, `ready` and `terminal` say how many of its
+    lanes the prerequisite enables, were ready, and retire (0 of a candidate of one graph, but for `terminal`).
+    """
 
     shape: GraphShape
     slots: tuple[int, ...]
@@ -169,6 +203,10 @@ class Candidate(msgspec.Struct, frozen=True):
     score: float
     needs_empty_window: bool
     lost: str | None
+    following: Following | None = None
+    newly: int = 0
+    ready: int = 0
+    terminal: int = 0
 
 
 class Decision(msgspec.Struct, frozen=True):
