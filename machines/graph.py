@@ -1,9 +1,9 @@
 """The physical identity of a prepared graph.
 
 Owns the kinds of graph, the extents that tell two of them apart, and the contract of each kind; a duration estimate
-belongs to exactly one `GraphShape`. Does not own programs, buffers or estimates. Surprising rule: how many rows a frame
-really uses is not part of the identity: extents are fixed and lengths are data, even where a program skips the rows that
-are empty.
+belongs to exactly one `GraphShape`. Does not own programs, buffers or estimates. Surprising rule: how many rows a
+frame really uses is not part of the identity: extents are fixed and lengths are data, even where a program skips the
+rows that are empty.
 """
 
 from __future__ import annotations
@@ -58,11 +58,11 @@ class GraphShape(msgspec.Struct, frozen=True, order=True):
     """One prepared graph: its kind and its extents. Raises ValueError for extents that the kind does not have.
 
     `batch` (B) is the number of request rows, 1 to `ROWS_MAX`. `prefill_tokens` is the number of prompt positions that
-    the graph can consume, 0 for kinds that consume none. `prompt_rows` is how many of its rows may consume a prompt: all
-    of a prefill graph's, at least 1 of a mixed graph's. `width` (W) is the number of target positions for each decoding
-    row, the pending token among them; `draft_depth` (D) the proposals that the program itself makes for each;
-    `packed_targets` (P) its target rows in all, B * W for a rectangular program. `drafts`: the program keeps the draft's
-    context up to date, as all speculative ones do, at width one too.
+    the graph can consume, 0 for kinds that consume none. `prompt_rows` is how many of a mixed graph's rows may consume
+    a prompt, at least 1; all of a prefill graph's may, and it leaves this at 0. `width` (W) is the number of target
+    positions for each decoding row, the pending token among them; `draft_depth` (D) the proposals that the program
+    itself makes for each; `packed_targets` (P) its target rows in all, B * W for a rectangular program. `drafts`: the
+    program keeps the draft's context up to date, as all speculative ones do, at width one too.
     """
 
     kind: GraphKind

@@ -12,8 +12,8 @@ from collections import OrderedDict, deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from .execution import Request
 from .ids import RequestId
-from .request import Request
 
 PROMPT_WEIGHT = 1
 OUTPUT_WEIGHT = 2
@@ -34,8 +34,8 @@ class _Client:
 class WaitingQueue:
     """First come, first served within a client; the client with the least token-weighted service first.
 
-    A client's service is divided by its weight, as in the paper above: one of weight 2 is due twice the service. Clients
-    that `weights` does not name have weight 1.
+    A client's service is divided by its weight, as in the paper above: one of weight 2 is due twice the service.
+    Clients that `weights` does not name have weight 1.
     """
 
     __slots__ = ("_clients", "_even", "_idle", "_requests", "_requests_max", "_tokens", "_tokens_max", "_weights")
@@ -85,6 +85,12 @@ class WaitingQueue:
             self._clients[name] = client
         client.active += 1
         client.waiting.append(request)
+        self._requests += 1
+        self._tokens += request.spec.prompt_tokens
+
+    def put_back(self, request: Request) -> None:
+        """Add a request that lost its slot before its client's others. No bound refuses it."""
+        self._clients[request.spec.client].waiting.appendleft(request)
         self._requests += 1
         self._tokens += request.spec.prompt_tokens
 

@@ -101,7 +101,12 @@ def _values(field: FieldInfo) -> str:
     if isinstance(kind, IntType | FloatType):
         least = f"above {kind.gt:g}" if kind.gt is not None else f"from {kind.ge:g}"
         return f"{least} to {kind.le:g}" if kind.le is not None else least
-    names = {"BoolType": "true, false", "StrType": "text", "VarTupleType": "list of texts", "DictType": "table of numbers"}
+    names = {
+        "BoolType": "true, false",
+        "StrType": "text",
+        "VarTupleType": "list of texts",
+        "DictType": "table of numbers",
+    }
     return names[type(kind).__name__]
 
 
