@@ -12,6 +12,11 @@ import itertools
 from flare.config.schema import REQUEST_SLOTS_MAX, ConfigError, Recipe
 from flare.machines.graph import GraphKind, GraphShape
 
+from .mixed_shapes import mixed_shapes
+
+PROMPT_ALIGNMENT = 64
+"""Prompt capacities of mixed graphs are multiples of this many tokens."""
+
 
 def padded_concurrency(max_num_seqs: int) -> int:
     """The least power of two that is not below `max_num_seqs`. Raises `ConfigError` outside 1 to 64."""
@@ -20,14 +25,18 @@ def padded_concurrency(max_num_seqs: int) -> int:
     return 1 << (max_num_seqs - 1).bit_length()
 
 
-def build_catalog(recipe: Recipe, max_num_seqs: int, max_prefill_tokens: int) -> tuple[GraphShape, ...]:
-    """The graphs that `recipe` gives a server of `max_num_seqs` slots: decode, prefill, scored prefill, each rising.
+def build_catalog(
+    recipe: Recipe, max_num_seqs: int, max_prefill_tokens: int, *, mixed_prefill: bool = False
+) -> tuple[GraphShape, ...]:
+    """The graphs that `recipe` gives a server of `max_num_seqs` slots: decode, prefill, scored prefill and, with
+    `mixed_prefill`, mixed ones, each rising.
 
-    Raises `ConfigError` naming the recipe's key for capacities that repeat, do not rise or are out of range, and naming
-    `max_prefill_tokens` if it is none of the recipe's prefill capacities (docs/scheduling.md, "Graphs").
+    Raises `ConfigError` naming the recipe's key for capacities that repeat, do not rise, are out of range or not as
+    their kind needs them, and naming `max_prefill_tokens` if it is none of the recipe's prefill capacities
+    (docs/scheduling.md, "Graphs").
     """
     rows = padded_concurrency(max_num_seqs)
-    batches = _rising(recipe, "decode_batches", recipe.decode_batches, REQUEST_SLOTS_MAX)
+    batches = _rising(recipe, "decode_batches", recipe.decode_batches, maximum=REQUEST_SLOTS_MAX)
     prefill = _rising(recipe, "prefill_tokens", recipe.prefill_tokens)
     scored = _rising(recipe, "scored_prefill_tokens", recipe.scored_prefill_tokens)
     if max_prefill_tokens not in prefill:
@@ -35,22 +44,56 @@ def build_catalog(recipe: Recipe, max_num_seqs: int, max_prefill_tokens: int) ->
         raise ConfigError(
             f"max_prefill_tokens: {max_prefill_tokens} is no capacity of recipe {recipe.name}; take one of {capacities}"
         )
-    catalog = (
+    if recipe.prompt_rows < 1:
+        raise ConfigError(f"recipe {recipe.name}: prompt_rows: {recipe.prompt_rows} is not at least 1")
+    prompt_rows = min(recipe.prompt_rows, rows)
+    kinds = [GraphKind.DECODE, GraphKind.PREFILL, GraphKind.SCORED_PREFILL]
+    catalog = [
         *(GraphShape(GraphKind.DECODE, batch) for batch in batches if batch <= rows),
-        *(GraphShape(GraphKind.PREFILL, 1, tokens) for tokens in prefill if tokens <= max_prefill_tokens),
+        *(GraphShape(GraphKind.PREFILL, prompt_rows, tokens) for tokens in prefill if tokens <= max_prefill_tokens),
         *(GraphShape(GraphKind.SCORED_PREFILL, 1, tokens) for tokens in scored if tokens <= max_prefill_tokens),
-    )
-    for kind in GraphKind:
+    ]
+    mixed_batches, mixed_tokens = _mixed_extents(recipe)
+    if mixed_prefill:
+        kinds.append(GraphKind.MIXED)
+        catalog += mixed_shapes(
+            [batch for batch in mixed_batches if batch <= rows],
+            [tokens for tokens in mixed_tokens if tokens <= max_prefill_tokens],
+            prompt_rows,
+        )
+    for kind in kinds:
         if all(shape.kind is not kind for shape in catalog):
             raise ConfigError(f"recipe {recipe.name}: no {kind} graph is small enough for these limits")
-    return catalog
+    return tuple(catalog)
 
 
-def _rising(recipe: Recipe, key: str, values: tuple[int, ...], maximum: int | None = None) -> tuple[int, ...]:
-    """`values`, once they are known to be at least 1, at most `maximum` and strictly rising."""
+def _mixed_extents(recipe: Recipe) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Batches and prompt capacities of the mixed graphs, once they are known to be within their contract."""
+    batches = _rising(recipe, "mixed_batches", recipe.mixed_batches, minimum=2, maximum=REQUEST_SLOTS_MAX)
+    tokens = _rising(recipe, "mixed_prefill_tokens", recipe.mixed_prefill_tokens)
+    for value in tokens:
+        if value % PROMPT_ALIGNMENT:
+            below = max(value // PROMPT_ALIGNMENT, 1) * PROMPT_ALIGNMENT
+            raise ConfigError(
+                f"recipe {recipe.name}: mixed_prefill_tokens: {value} is no multiple of {PROMPT_ALIGNMENT}; "
+                f"take {below} or another multiple"
+            )
+    for has, key, lacks in (
+        (batches, "mixed_prefill_tokens", tokens),
+        (tokens, "mixed_batches", batches),
+    ):
+        if has and not lacks:
+            raise ConfigError(f"recipe {recipe.name}: {key}: empty, but mixed graphs need both; list its capacities")
+    return batches, tokens
+
+
+def _rising(
+    recipe: Recipe, key: str, values: tuple[int, ...], *, minimum: int = 1, maximum: int | None = None
+) -> tuple[int, ...]:
+    """`values`, once they are known to be within bounds and strictly rising."""
     for value in values:
-        if value < 1 or (maximum is not None and value > maximum):
-            allowed = "at least 1" if maximum is None else f"from 1 to {maximum}"
+        if value < minimum or (maximum is not None and value > maximum):
+            allowed = f"at least {minimum}" if maximum is None else f"from {minimum} to {maximum}"
             raise ConfigError(f"recipe {recipe.name}: {key}: {value} is not {allowed}")
     for before, after in itertools.pairwise(values):
         if before == after:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from flare.machines.graph import GraphShape
 from flare.machines.ids import Fence, PageId, RequestHandle
-from flare.machines.request import EndReason
+from flare.machines.request import EndReason, ImageWindow
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,8 @@ class Binding:
     `pages` holds the pages for its prompt and all tokens that it may still produce, in order. `stop_tokens` end the row
     on the device (eos among them, unless ignored). `output_limit` tokens end it by length. `logprobs`: number of
     alternatives to report beside each sampled token (0: the sampled token alone; None: nothing);
-    `prompt_logprobs` likewise for scored prefill.
+    `prompt_logprobs` likewise for scored prefill. `initialize`, `windows` and `spans` are those of
+    `RequestSpec`: the row must be initialized first, where images are read, and what one chunk consumes whole.
     """
 
     pages: tuple[PageId, ...]
@@ -58,6 +59,9 @@ class Binding:
     output_limit: int
     logprobs: int | None = None
     prompt_logprobs: int | None = None
+    initialize: bool = False
+    windows: tuple[ImageWindow, ...] = ()
+    spans: tuple[tuple[int, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,14 +78,17 @@ class History:
 class StageInput:
     """What a state operation does for a row, beyond its kind.
 
-    `state_row` is where a snapshot puts the row's exact state, or where a restore or resume takes it from; None where no
-    state row is involved. `operation` is the index of an image operation within its window. `tokens` int32[n] are the
-    prompt tokens whose state a restore without a state row brings back from the cache.
+    `retires`: the row is over here once a snapshot is done; with a `state_row`, so that it can be resumed elsewhere.
+    `state_row` is where a snapshot puts the row's exact state, or what a restore or resume takes it from and leaves
+    empty; None where no state row is involved. A terminal snapshot with one moves the row there, to be resumed.
+    `operation` is the index of an image operation within its window. `tokens` int32[n] are the prompt tokens whose
+    state a restore without a state row brings back from the cache.
     """
 
     state_row: int | None = None
     operation: int = 0
     tokens: NDArray[np.int32] | None = None
+    retires: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +99,8 @@ class LaneInput:
     first output token. `target` is the token that follows the chunk (scored prefill of a chunk that is not the last
     scores it); None at the end of the prompt. Decode lane: `tokens` is None, and the row's pending token is read from
     device state; `width` target positions are verified, the pending token among them (1 without speculation).
-    Lane of a stage: `stage` says what is to be done with the row's state.
+    Lane of a stage: `stage` says what is to be done with the row's state, and `start` is the prompt position where the
+    row stands: 0 before a prefix is restored, that of the saved state where a state row is restored or resumed.
     """
 
     handle: RequestHandle

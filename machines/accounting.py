@@ -10,9 +10,9 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 
+from .execution import Request
 from .ids import Fence, RequestHandle
 from .prices import QueuedService
-from .request import Request
 from .selection.reference import UNMEASURED, Normalizer
 from .slot import Commit, FrameSlot
 from .validation import Progress
@@ -46,10 +46,10 @@ class Accounting:
         if interval_ns <= 0:
             return
         served = {lane.request.id: lane.prompt_tokens + lane.output_tokens for lane in progress}
-        count = sum(request is not None and request.runnable for request in resident)
+        count = sum(request is not None and request.advances for request in resident)
         for participant in commit.participants:
             request = resident[participant.handle.slot]
-            if request is None or request.handle != participant.handle or not request.runnable:
+            if request is None or request.handle != participant.handle or not request.advances:
                 continue
             request.prices.start(self.newcomer_share, count, participant.normalizer.tokens_per_ms)
             request.prices.charge(commit.fence, served.get(request.id, 0), interval_ns / 1e6, self.adaptation_ms)

@@ -13,7 +13,7 @@ from .graph import GraphShape
 from .ids import Fence, PageId, RequestHandle, RequestId
 from .request import EndReason, RequestSpec
 from .selection.view import LaneWork, Plan, Reason
-from .slot import Participant
+from .slot import Participant, StageWork
 
 
 class Arrive(msgspec.Struct, frozen=True):
@@ -59,7 +59,17 @@ class HostStop(msgspec.Struct, frozen=True):
     request: RequestId
 
 
-Event = Arrive | CancelRequest | CompleteFrame | Published | HostStop
+class PreemptRequest(msgspec.Struct, frozen=True):
+    """A resident request is to give its slot and pages up for now, and to go on later where it stands.
+
+    Nothing happens, and no effect comes of it, where that cannot be: the request is not resident, has ended or stands
+    before stages; no state row is free; the catalog cannot save or resume.
+    """
+
+    request: RequestId
+
+
+Event = Arrive | CancelRequest | CompleteFrame | Published | HostStop | PreemptRequest
 
 
 class RequestMoved(msgspec.Struct, frozen=True):
@@ -82,30 +92,61 @@ class SlotMoved(msgspec.Struct, frozen=True):
     cause: str
 
 
+class WindowMoved(msgspec.Struct, frozen=True):
+    """A request's image windows moved."""
+
+    request: RequestId
+    before: str
+    after: str
+    cause: str
+
+
+class LedgerMoved(msgspec.Struct, frozen=True):
+    """A ledger changed its state; `credit_ns` is the execution that its credit pays for then (negative: owed)."""
+
+    ledger: str
+    before: str
+    after: str
+    cause: str
+    credit_ns: int
+
+
 class Dispatch(msgspec.Struct, frozen=True):
-    """One lane to submit. `pages` is given with the first frame of a generation, for its binding."""
+    """One lane to submit. `pages` is given with the first frame of a generation, for its binding; `stage` in frames of
+    stage kinds."""
 
     request: RequestId
     work: LaneWork
     pages: tuple[PageId, ...] | None
+    stage: StageWork | None = None
 
 
 class SubmitFrame(msgspec.Struct, frozen=True):
-    """Hand this frame to the device. `participants` are those that its commit froze."""
+    """Hand this frame to the device. `participants` are those that its commit froze; `credit_ns` is the execution that
+    the refresh ledger's credit paid for at commit."""
 
     fence: Fence
     plan: Plan
     lanes: tuple[Dispatch, ...]
     participants: tuple[Participant, ...]
+    credit_ns: int = 0
 
 
 class Deliver(msgspec.Struct, frozen=True):
-    """Validated results of a lane are to be published under `fence`. `ended` says that the output is complete."""
+    """Validated results of a lane are to be published under `fence`. `ended` says that the output is complete: its text
+    is final. Where ended requests retire through a snapshot (`Scheduler.retires`), the finish itself waits for
+    `Retired`."""
 
     request: RequestId
     handle: RequestHandle
     fence: Fence
     ended: EndReason | None
+
+
+class Retired(msgspec.Struct, frozen=True):
+    """An ended request is retired: its client may be told that the response is complete."""
+
+    request: RequestId
 
 
 class RequestLost(msgspec.Struct, frozen=True):
@@ -128,4 +169,6 @@ class FrameCounted(msgspec.Struct, frozen=True):
     error: str | None
 
 
-Effect = RequestMoved | SlotMoved | SubmitFrame | Deliver | RequestLost | FrameCounted
+Effect = (
+    RequestMoved | WindowMoved | SlotMoved | LedgerMoved | SubmitFrame | Deliver | Retired | RequestLost | FrameCounted
+)

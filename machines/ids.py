@@ -18,6 +18,9 @@ Fence = NewType("Fence", int)
 PageId = NewType("PageId", int)
 """A page of the KV cache."""
 
+StateRow = NewType("StateRow", int)
+"""A private row of the device that holds the saved state of one request."""
+
 
 class RequestHandle(NamedTuple):
     """One execution of a request: a request slot and the generation of its owner."""

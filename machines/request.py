@@ -1,34 +1,17 @@
-"""A logical request and its execution: from arrival to the release of all that it held.
+"""What a request asks of scheduling, as far as its tokens go.
 
-Owns a request's state, its counters of committed work and its times. Does not own its slot, pages or text: the
-scheduler gives and takes those. Surprising rule: an ended, cancelled or failed request keeps its slot and pages until
-the last frame that serves it has completed; only then is it retired.
+Owns the records that describe a request to the scheduler, and their checks. Does not own any state (`execution`), nor
+token ids, sampling or text. Surprising rule: positions where consumption must stop may cut neither an atomic span nor,
+at the end of a restored prefix, an image window.
 """
 
 from __future__ import annotations
 
 import itertools
-from bisect import bisect_right
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from enum import StrEnum
 
 import msgspec
-
-from .ids import Fence, PageId, RequestHandle, RequestId
-from .prices import ServicePrices
-from .table import State, Transitions, next_state
-
-
-class RequestState(State):
-    """States of a request (docs/architecture.md, "State machines")."""
-
-    QUEUED = "queued"
-    PREFILLING = "prefilling"
-    DECODING = "decoding"
-    ENDED = "ended"
-    CANCELLED = "cancelled"
-    FAILED = "failed"
-    RETIRED = "retired"
 
 
 class EndReason(StrEnum):
@@ -38,11 +21,25 @@ class EndReason(StrEnum):
     LENGTH = "length"
 
 
+class ImageWindow(msgspec.Struct, frozen=True):
+    """Whole images whose features fit the prepared storage together (docs/architecture.md, "State machines").
+
+    The prompt positions [start, end) read their features, which `operations` executions of a vision graph write.
+    """
+
+    start: int
+    end: int
+    operations: int
+
+
 class RequestSpec(msgspec.Struct, frozen=True):
     """What scheduling needs to know of a request. Endpoints are exclusive token positions in the prompt.
 
     `needs_feedback`: every step reads what only the host knows (stop strings, penalties, minimum length).
-    `max_tokens` 0 is for requests that only score their prompt.
+    `max_tokens` 0 is for requests that only score their prompt. `initialize`: its row must be initialized first.
+    `restored_tokens`: the length of the prefix whose state a restore brings back. `windows` are in order; each `spans`
+    entry [start, end) is consumed within one chunk; at each of `checkpoints` an exact snapshot is taken before it goes
+    on. Raises ValueError, naming the field, for what cannot be served.
     """
 
     client: str
@@ -52,6 +49,11 @@ class RequestSpec(msgspec.Struct, frozen=True):
     messages: tuple[int, ...] = ()
     scored: bool = False
     needs_feedback: bool = False
+    initialize: bool = False
+    restored_tokens: int = 0
+    windows: tuple[ImageWindow, ...] = ()
+    spans: tuple[tuple[int, int], ...] = ()
+    checkpoints: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         if self.prompt_tokens < 1:
@@ -61,211 +63,46 @@ class RequestSpec(msgspec.Struct, frozen=True):
         ends = (0, *self.messages, self.prompt_tokens)
         if any(a > b for a, b in itertools.pairwise(ends)) or not 0 <= self.system_end <= self.prompt_tokens:
             raise ValueError("endpoints must rise and not pass the prompt's end")
-
-
-class Admitted(msgspec.Struct, frozen=True):
-    """It was given a slot, and pages for its prompt and all that it may produce."""
-
-    handle: RequestHandle
-    pages: tuple[PageId, ...]
-
-
-class Dispatched(msgspec.Struct, frozen=True):
-    """A frame that serves it was submitted."""
-
-    fence: Fence
-
-
-class ChunkCommitted(msgspec.Struct, frozen=True):
-    """A frame consumed prompt tokens, and more are left."""
-
-    tokens: int
-
-
-class PromptCommitted(msgspec.Struct, frozen=True):
-    """A frame consumed the last prompt tokens and drew the first output token."""
-
-    tokens: int
-    at_ns: int
-
-
-class PromptScored(msgspec.Struct, frozen=True):
-    """A frame consumed the last prompt tokens of a request that wants nothing but their scores."""
-
-    tokens: int
-
-
-class TokensCommitted(msgspec.Struct, frozen=True):
-    """A frame drew output tokens (none, for a row that had ended on the device)."""
-
-    tokens: int
-
-
-class End(msgspec.Struct, frozen=True):
-    """Its output is complete."""
-
-    reason: EndReason
-
-
-class Cancel(msgspec.Struct, frozen=True):
-    """Nobody wants it any longer."""
-
-
-class Fail(msgspec.Struct, frozen=True):
-    """A frame that served it failed."""
-
-
-class Release(msgspec.Struct, frozen=True):
-    """No frame in flight serves it any longer; its slot and pages are free."""
-
-
-RequestEvent = (
-    Admitted
-    | Dispatched
-    | ChunkCommitted
-    | PromptCommitted
-    | PromptScored
-    | TokensCommitted
-    | End
-    | Cancel
-    | Fail
-    | Release
-)
-
-_S = RequestState
-TRANSITIONS: Transitions[RequestState] = {
-    (_S.QUEUED, Admitted): _S.PREFILLING,
-    (_S.QUEUED, Cancel): _S.RETIRED,
-    (_S.PREFILLING, Dispatched): _S.PREFILLING,
-    (_S.PREFILLING, ChunkCommitted): _S.PREFILLING,
-    (_S.PREFILLING, PromptCommitted): _S.DECODING,
-    (_S.PREFILLING, PromptScored): _S.ENDED,
-    (_S.PREFILLING, Cancel): _S.CANCELLED,
-    (_S.PREFILLING, Fail): _S.FAILED,
-    (_S.DECODING, Dispatched): _S.DECODING,
-    (_S.DECODING, TokensCommitted): _S.DECODING,
-    (_S.DECODING, End): _S.ENDED,
-    (_S.DECODING, Cancel): _S.CANCELLED,
-    (_S.DECODING, Fail): _S.FAILED,
-    (_S.ENDED, Release): _S.RETIRED,
-    (_S.CANCELLED, Release): _S.RETIRED,
-    (_S.FAILED, Release): _S.RETIRED,
-}
-
-RUNNABLE = frozenset({RequestState.PREFILLING, RequestState.DECODING})
-"""States in which a request can be served, and takes part in service accounting."""
-
-FENCED = frozenset({RequestState.ENDED, RequestState.CANCELLED, RequestState.FAILED})
-"""States in which only the release of its resources is left."""
-
-
-class RequestStep(msgspec.Struct, frozen=True):
-    """One move of a request, for the trace."""
-
-    before: RequestState
-    after: RequestState
-
-
-@dataclass(slots=True, eq=False)
-class Request:
-    """The machine. Counters are of validated completions, never of queued work.
-
-    `visible_at_ns` is the last visible output, or the start of decoding before any.
-    """
-
-    id: RequestId
-    spec: RequestSpec
-    state: RequestState = RequestState.QUEUED
-    handle: RequestHandle | None = None
-    pages: tuple[PageId, ...] = ()
-    consumed: int = 0
-    produced: int = 0
-    visible_at_ns: int = 0
-    last_fence: Fence = field(default_factory=lambda: Fence(0))
-    end_reason: EndReason | None = None
-    prices: ServicePrices = field(default_factory=ServicePrices)
-
-    def apply(self, event: RequestEvent) -> RequestStep:
-        """Move by one event. Raises `IllegalTransition`, or ValueError for counters that pass their limits; then
-        nothing has changed."""
-        before = self.state
-        after = next_state("request", TRANSITIONS, before, event)
-        match event:
-            case Admitted(handle, pages):
-                self.handle, self.pages = handle, pages
-            case Dispatched(fence):
-                self.last_fence = fence
-            case ChunkCommitted(tokens):
-                self._consume(tokens)
-            case PromptCommitted(tokens, at_ns):
-                self._finish_prompt(tokens, outputs=1)
-                self.visible_at_ns = at_ns
-            case PromptScored(tokens):
-                self._finish_prompt(tokens, outputs=0)
-                self.end_reason = EndReason.LENGTH
-            case TokensCommitted(tokens):
-                self._produce(tokens)
-            case End(reason):
-                self.end_reason = reason
-            case Release():
-                self.pages = ()
-            case Cancel() | Fail():
-                pass
-        self.state = after
-        return RequestStep(before, after)
+        if not 0 <= self.restored_tokens < self.prompt_tokens:
+            raise ValueError("restored_tokens must leave at least one prompt token")
+        if self.scored and self.restored_tokens:
+            raise ValueError("restored_tokens must be 0 where the prompt is scored")
+        ends = (0, *self.checkpoints, self.prompt_tokens + 1)
+        if any(a >= b for a, b in itertools.pairwise(ends)):
+            raise ValueError("checkpoints must rise within the prompt")
+        if any(window.operations < 1 for window in self.windows):
+            raise ValueError("windows need at least one operation each")
+        _check_ranges("windows", [(window.start, window.end) for window in self.windows], self.prompt_tokens)
+        _check_ranges("spans", self.spans, self.prompt_tokens)
+        _check_cut("windows", [(w.start, w.end) for w in self.windows], (self.restored_tokens,))
+        stops = (self.system_end, self.restored_tokens, *self.checkpoints, *(window.start for window in self.windows))
+        _check_cut("spans", self.spans, stops)
 
     @property
-    def committed(self) -> int:
-        """Context tokens of its validated frames: prompt tokens consumed and output tokens drawn."""
-        return self.consumed + self.produced
+    def windows_left(self) -> tuple[ImageWindow, ...]:
+        """The image windows beyond the restored prefix."""
+        return tuple(window for window in self.windows if window.start >= self.restored_tokens)
 
     @property
-    def runnable(self) -> bool:
-        """Whether it can be served and takes part in service accounting."""
-        return self.state in RUNNABLE
+    def checkpoints_left(self) -> tuple[int, ...]:
+        """The checkpoints beyond the restored prefix."""
+        return tuple(position for position in self.checkpoints if position > self.restored_tokens)
 
-    def boundary(self) -> int:
-        """The prompt position that the next chunk may not cross (docs/scheduling.md, "Slots and pages")."""
-        return self.spec.system_end if self.consumed < self.spec.system_end else self.spec.prompt_tokens
+    @property
+    def needs_state_row(self) -> bool:
+        """Whether its state is saved on the way, so that it has a state row from its admission on."""
+        return len(self.windows_left) > 1 or bool(self.checkpoints_left)
 
-    def next_endpoint(self) -> int:
-        """The first message or prompt endpoint beyond what is consumed."""
-        messages = self.spec.messages
-        later = bisect_right(messages, self.consumed)
-        return messages[later] if later < len(messages) else self.spec.prompt_tokens
 
-    def check(self) -> None:
-        """Raise AssertionError if an invariant is broken. For tests."""
-        spec = self.spec
-        assert 0 <= self.consumed <= spec.prompt_tokens
-        assert 0 <= self.produced <= max(spec.max_tokens, 0)
-        assert self.produced == 0 or self.consumed == spec.prompt_tokens
-        if self.state is RequestState.QUEUED:
-            assert self.handle is None and not self.pages and self.committed == 0
-        if self.state is RequestState.PREFILLING:
-            assert self.handle is not None and self.consumed < spec.prompt_tokens and self.produced == 0
-        if self.state is RequestState.DECODING:
-            assert self.handle is not None and self.produced >= 1 and self.end_reason is None
-        if self.state is RequestState.ENDED:
-            assert self.end_reason is not None
-        if self.state is RequestState.RETIRED:
-            assert not self.pages
+def _check_ranges(field: str, ranges: Sequence[tuple[int, int]], prompt_tokens: int) -> None:
+    """Raise ValueError unless ranges [start, end) lie in the prompt, in order and apart."""
+    ends = [0, *itertools.chain.from_iterable(ranges), prompt_tokens]
+    if any(a > b for a, b in itertools.pairwise(ends)) or any(start == end for start, end in ranges):
+        raise ValueError(f"{field} must be ranges within the prompt, in order and apart")
 
-    def _consume(self, tokens: int) -> None:
-        left = self.spec.prompt_tokens - self.consumed
-        if not 0 < tokens < left:
-            raise ValueError(f"a chunk of {tokens} tokens leaves none of the {left} that are left")
-        self.consumed += tokens
 
-    def _finish_prompt(self, tokens: int, outputs: int) -> None:
-        left = self.spec.prompt_tokens - self.consumed
-        if tokens != left:
-            raise ValueError(f"{tokens} tokens are not the {left} that are left of the prompt")
-        if outputs != min(1, self.spec.max_tokens):
-            raise ValueError(f"a prompt that allows {self.spec.max_tokens} output tokens cannot end with {outputs}")
-        self.consumed, self.produced = self.spec.prompt_tokens, outputs
-
-    def _produce(self, tokens: int) -> None:
-        if tokens < 0 or self.produced + tokens > self.spec.max_tokens:
-            raise ValueError(f"{tokens} output tokens pass the limit of {self.spec.max_tokens}")
-        self.produced += tokens
+def _check_cut(field: str, ranges: Sequence[tuple[int, int]], stops: Sequence[int]) -> None:
+    """Raise ValueError if consumption must stop inside one of the ranges."""
+    for start, end in ranges:
+        if any(start < stop < end for stop in stops):
+            raise ValueError(f"{field}: [{start}, {end}) is cut by a position where consumption must stop")

@@ -1,8 +1,8 @@
 """The scheduler: routes events to the machines and keeps the rules that hold between them.
 
-Owns the resident requests, their slots and generations, the two frame slots, and the order of things at arrival,
-cancellation, commit and completion. Does not decide (the selector does), nor publish, nor read a clock. Surprising
-rule: a completion is validated lane by lane before anything changes; one malformed lane fails its whole frame.
+Owns the two frame slots, the refresh ledger, and the order of things at arrival, cancellation, commit and completion.
+Does not decide (the selector does), nor publish, nor read a clock. Surprising rule: a completion is validated lane by
+lane before anything changes; one malformed lane fails its whole frame.
 """
 
 from __future__ import annotations
@@ -12,50 +12,41 @@ from collections.abc import Sequence
 
 from flare.config.schema import REQUEST_SLOTS_MAX
 
+from .acceptance import Prior
 from .accounting import Accounting
-from .commitment import CommitRefused, check_lanes
+from .admission import check_admissible
+from .commitment import CommitRefused, check_lanes, stage_work
+from .completion import advance, fail
 from .durations import DurationTable
 from .events import (
     Arrive,
     CancelRequest,
     CompleteFrame,
-    Deliver,
     Dispatch,
     Effect,
     Event,
     FrameCounted,
     HostStop,
+    LedgerMoved,
+    PreemptRequest,
     Published,
-    RequestLost,
-    RequestMoved,
     SlotMoved,
     SubmitFrame,
 )
-from .graph import QUEUEABLE_KINDS, GraphShape
-from .ids import Fence, PageId, RequestHandle, RequestId
+from .execution import Request
+from .graph import QUEUEABLE_KINDS, STAGE_KINDS, GraphKind, GraphShape
+from .ids import Fence, RequestId
+from .ledger import REFRESH, Ledger, LedgerStep
+from .lifecycle import Dispatched
 from .pages import PagePool
-from .request import (
-    FENCED,
-    Admitted,
-    Cancel,
-    ChunkCommitted,
-    Dispatched,
-    End,
-    EndReason,
-    Fail,
-    PromptCommitted,
-    PromptScored,
-    Release,
-    Request,
-    RequestEvent,
-    RequestSpec,
-    RequestState,
-    TokensCommitted,
-)
+from .request import EndReason
+from .roster import Roster
+from .selection.compiled import Compiled
 from .selection.reference import UNMEASURED, normalizers
-from .selection.view import Plan, PolicyRow, View
+from .selection.view import Plan, PolicyRow, Reason, View
 from .slot import Commit, Execute, FrameSlot, Free, Participant, Reject, SlotEvent, SlotState, Submit, Validate
 from .snapshot import take_view
+from .state_rows import StateRows
 from .validation import Progress, validate
 from .waiting import WaitingQueue
 
@@ -65,7 +56,9 @@ FRAME_SLOTS = 2
 class Scheduler:
     """All scheduling state. `apply` takes events, `view` gives what `select` reads, `commit` takes its plan.
 
-    `slots` is the number of request slots (1 to `REQUEST_SLOTS_MAX`), `catalog` the prepared graphs.
+    `slots` is the number of request slots (1 to `REQUEST_SLOTS_MAX`), `catalog` the prepared graphs, `state_rows` the
+    private rows that the device has for saved states. `adaptive_verification_alpha` is the exponent on survival in the
+    scores of speculative rounds.
     """
 
     def __init__(
@@ -78,33 +71,64 @@ class Scheduler:
         waiting: WaitingQueue,
         durations: DurationTable,
         adaptation_ms: float,
+        state_rows: int = 0,
+        adaptive_verification_alpha: float = 1.0,
     ) -> None:
         if not 1 <= slots <= REQUEST_SLOTS_MAX:
             raise ValueError(f"slots must be from 1 to {REQUEST_SLOTS_MAX}")
         self.catalog = tuple(catalog)
+        self.compiled = Compiled.of(self.catalog)
         self.policy = policy
-        self.pages = pages
         self.waiting = waiting
         self.durations = durations
         self.accounting = Accounting(adaptation_ms, policy.newcomer_share)
-        self.requests: dict[RequestId, Request] = {}
+        self.ledger = Ledger(REFRESH)
         self.frames = tuple(FrameSlot(index) for index in range(FRAME_SLOTS))
-        self._resident: list[Request | None] = [None] * slots
-        self._generations = [0] * slots
+        depth = max((shape.draft_depth for shape in self.catalog), default=0)
+        self._kinds = frozenset(shape.kind for shape in self.catalog)
+        self._roster = Roster(
+            slots,
+            pages,
+            StateRows(state_rows),
+            waiting,
+            retires=GraphKind.TERMINAL_SNAPSHOT in self._kinds,
+            prior=Prior(depth) if depth else None,
+            exponent=adaptive_verification_alpha,
+        )
         self._order: list[FrameSlot] = []
         self._fence = Fence(0)
 
     # Queries
 
     @property
+    def requests(self) -> dict[RequestId, Request]:
+        """Every request that is known: waiting, resident, or not yet released."""
+        return self._roster.requests
+
+    @property
+    def pages(self) -> PagePool:
+        """The pages of the KV cache."""
+        return self._roster.pages
+
+    @property
+    def state_rows(self) -> StateRows:
+        """The private rows for saved states."""
+        return self._roster.state_rows
+
+    @property
     def residents(self) -> list[Request]:
         """Requests that hold a slot, in slot order."""
-        return [request for request in self._resident if request is not None]
+        return self._roster.residents
 
     @property
     def free_slots(self) -> int:
         """Request slots that nobody holds."""
-        return self._resident.count(None)
+        return self._roster.free_slots
+
+    @property
+    def retires(self) -> bool:
+        """Whether an ended request is retired through a snapshot before its response completes."""
+        return self._roster.retires
 
     @property
     def in_flight(self) -> tuple[FrameSlot, ...]:
@@ -120,12 +144,13 @@ class Scheduler:
 
     @property
     def has_runnable(self) -> bool:
-        """Whether any resident request can be served at all."""
-        return any(request is not None and request.runnable for request in self._resident)
+        """Whether any resident request can be served or retired at all."""
+        slots = self._roster.slots
+        return any(request is not None and (request.runnable or request.terminal) for request in slots)
 
     def load(self) -> tuple[int, int, float]:
         """Requests that hold a slot, requests that wait for one, and the share of pages in use (0 to 1)."""
-        running = len(self._resident) - self.free_slots
+        running = len(self._roster.slots) - self.free_slots
         return running, self.waiting.requests, 1.0 - self.pages.free / self.pages.total
 
     @property
@@ -149,110 +174,96 @@ class Scheduler:
             now_ns,
             policy=self.policy,
             graphs=self.durations.rows(now_ns),
-            requests=[request for request in self.residents if request.runnable],
+            requests=[request for request in self.residents if request.runnable or request.terminal],
             frames=self._order,
             accounting=self.accounting,
             free_slots=self.free_slots,
             free_pages=self.pages.free,
             queued_requests=self.waiting.requests,
             queued_tokens=self.waiting.tokens,
+            refresh_funded=self.ledger.funded,
         )
 
     # Events
 
     def apply(self, event: Event, now_ns: int) -> list[Effect]:
-        """Apply one event at its time; returns what is to be done, in order. Slots are given anew after each."""
+        """Apply one event at its time; returns what is to be done, in order. Slots are given anew after each.
+
+        Raises ValueError for the arrival of a request that can never be served, and for a completion out of order.
+        """
         effects: list[Effect] = []
         match event:
             case Arrive(request_id, spec):
-                self._check_fits(spec)
-                request = Request(request_id, spec)
+                check_admissible(spec, self.catalog, self.pages, self.state_rows)
+                request = Request(request_id, spec, now_ns)
                 self.requests[request_id] = request
                 self.waiting.push(request)
             case CancelRequest(request_id):
-                self._cancel(request_id, effects)
+                if (known := self.requests.get(request_id)) is not None:
+                    self._roster.cancel(known, effects)
             case CompleteFrame():
                 self._complete(event, now_ns, effects)
             case Published(request_id, fence):
-                known = self.requests.get(request_id)
-                if known is not None:
+                if (known := self.requests.get(request_id)) is not None:
                     known.visible_at_ns = now_ns
                     self.accounting.publish(known, fence)
             case HostStop(request_id):
+                if (known := self.requests.get(request_id)) is not None and known.stoppable:
+                    self._roster.end(known, EndReason.STOP, now_ns, effects)
+            case PreemptRequest(request_id):
                 known = self.requests.get(request_id)
-                if known is not None and known.runnable:
-                    self._move(known, End(EndReason.STOP), effects)
-                    self._release_if_unfenced(known, effects)
+                if known is not None and self.retires and GraphKind.RESUME in self._kinds:
+                    self._roster.preempt(known, now_ns, effects)
         self._admit(now_ns, effects)
+        if not self._order and not self.has_runnable:
+            self._move_ledger(self.ledger.rest(), effects)
         return effects
 
-    def _check_fits(self, spec: RequestSpec) -> None:
-        """A request that could never have its pages would wait for ever, and all others behind it."""
-        tokens = spec.prompt_tokens + spec.max_tokens
-        if self.pages.needed(tokens) > self.pages.total:
-            capacity = self.pages.total * self.pages.page_tokens
-            raise ValueError(f"prompt_tokens and max_tokens come to {tokens} tokens; all pages hold {capacity}")
-
-    def _cancel(self, request_id: RequestId, effects: list[Effect]) -> None:
-        request = self.requests.get(request_id)
-        if request is None or request.state in FENCED:
-            return
-        if request.state is RequestState.QUEUED:
-            self.waiting.remove(request)
-            self._move(request, Cancel(), effects)
-            self._forget(request)
-            return
-        self._move(request, Cancel(), effects)
-        self._release_if_unfenced(request, effects)
-
     def _admit(self, now_ns: int, effects: list[Effect]) -> None:
-        newcomers: list[Request] = []
-        while self.waiting.requests and self.free_slots:
-            request = self.waiting.head()
-            assert request is not None
-            spec = request.spec
-            pages = self.pages.allocate(self.pages.needed(spec.prompt_tokens + spec.max_tokens))
-            if pages is None:
-                break
-            self.waiting.remove(request)
-            slot = self._resident.index(None)
-            self._generations[slot] += 1
-            self._resident[slot] = request
-            self._move(request, Admitted(RequestHandle(slot, self._generations[slot]), pages), effects)
-            newcomers.append(request)
+        newcomers = self._roster.admit(effects)
         if newcomers:
             runnable = sum(request.runnable for request in self.residents)
-            self.accounting.start(newcomers, runnable, normalizers(self.view(now_ns)))
+            self.accounting.start(newcomers, runnable, normalizers(self.view(now_ns), self.compiled))
 
     # Commit
 
     def commit(self, plan: Plan, view: View, now_ns: int) -> list[Effect]:
         """Commit and submit a plan that `select` chose from `view`. Raises `CommitRefused` if ownership, epochs,
-        resources, feedback dependencies or freshness no longer allow it; selection is not run again."""
+        stages, resources, feedback dependencies, freshness or credit no longer allow it; selection is not run again."""
         self._check_commit(plan, now_ns)
         frame = next(slot for slot in self.frames if slot.state is SlotState.FREE)
         self._fence = fence = Fence(self._fence + 1)
         effects: list[Effect] = []
+        dispatches = self._dispatches(plan)
+        stages = tuple([dispatch.stage for dispatch in dispatches if dispatch.stage is not None])
         closes_window = self.durations.row(plan.shape, now_ns).runs_alone
-        commit = Commit(fence, plan, self._participants(plan, view), closes_window)
+        commit = Commit(fence, plan, self._participants(plan, view), closes_window, stages)
         self._move_slot(frame, commit, effects)
-        lanes, dispatched = [], Dispatched(fence)
-        for work in plan.lanes:
-            request = self._resident[work.slot]
-            assert request is not None
-            lanes.append(Dispatch(request.id, work, None if request.last_fence else request.pages))
-            self._move(request, dispatched, effects)
+        for dispatch in dispatches:
+            self._roster.move(self.requests[dispatch.request], Dispatched(fence), effects)
         start_ns = max(now_ns, self._expected_end_ns())
         self._move_slot(frame, Submit(now_ns, start_ns + plan.duration_ns, isolated=not self._order), effects)
         self._order.append(frame)
         self.durations.attempt(plan.shape, now_ns)
-        effects.append(SubmitFrame(fence, plan, tuple(lanes), commit.participants))
+        credit_ns = self.ledger.credit_ns
+        if plan.reason is Reason.TIMING_REFRESH:
+            self._move_ledger(self.ledger.open(), effects)
+        effects.append(SubmitFrame(fence, plan, dispatches, commit.participants, credit_ns))
         return effects
 
+    def _dispatches(self, plan: Plan) -> tuple[Dispatch, ...]:
+        kind, dispatches = plan.shape.kind, []
+        for work in plan.lanes:
+            request = self._roster.slots[work.slot]
+            assert request is not None
+            stage = stage_work(request, kind) if kind in STAGE_KINDS else None
+            dispatches.append(Dispatch(request.id, work, None if request.bound else request.pages, stage))
+        return tuple(dispatches)
+
     def _participants(self, plan: Plan, view: View) -> tuple[Participant, ...]:
-        works, measured = {work.slot: work for work in plan.lanes}, normalizers(view)
+        works, measured = {work.slot: work for work in plan.lanes}, normalizers(view, self.compiled)
         participants = []
-        for slot, request in enumerate(self._resident):
+        for slot, request in enumerate(self._roster.slots):
             if request is None or not request.runnable:
                 continue
             assert request.handle is not None
@@ -267,7 +278,10 @@ class Scheduler:
             raise CommitRefused("no frame slot can accept a plan")
         if plan.shape not in self.catalog:
             raise CommitRefused(f"{plan.shape.name} is not prepared")
-        alone = check_lanes(plan, self._resident, self._order) or self.durations.row(plan.shape, now_ns).runs_alone
+        row = self.durations.row(plan.shape, now_ns)
+        if plan.reason is Reason.TIMING_REFRESH and not (row.stale and self.ledger.funded):
+            raise CommitRefused(f"a refresh of {plan.shape.name} is not due, or not paid for")
+        alone = check_lanes(plan, self._roster, self._order) or row.runs_alone
         if alone and self._order:
             raise CommitRefused("the plan needs completion feedback, and a frame is in flight")
 
@@ -282,52 +296,36 @@ class Scheduler:
         frame, commit = oldest, oldest.commit
         self._order.pop(0)
         self._move_slot(frame, Execute(now_ns, event.device_ns), effects)
-        lanes = [self._resident[work.slot] for work in commit.plan.lanes]
-        progress, error = validate(commit.plan, lanes, event)
-        assert frame.submit is not None
-        wall_ns = now_ns - frame.submit.at_ns
-        prompt = output = 0
+        lanes = [self._roster.owner(work.slot, work.generation) for work in commit.plan.lanes]
+        progress, error = validate(commit, lanes, event)
         if error is None:
             self.durations.observe(commit.plan.shape, event.device_ns, now_ns)
             self._move_slot(frame, Validate(), effects)
-            self.accounting.charge(commit, frame.interval_ns, self._resident, progress)
+            self.accounting.charge(commit, frame.interval_ns, self._roster.slots, progress)
             for lane in progress:
-                self._advance(lane, commit.fence, now_ns, effects)
-                prompt, output = prompt + lane.prompt_tokens, output + lane.output_tokens
+                advance(lane, commit, self._roster, now_ns, effects)
         else:
             self._move_slot(frame, Reject(), effects)
-            for request, work in zip(lanes, commit.plan.lanes, strict=True):
-                if request is not None and request.handle == (work.slot, work.generation) and request.runnable:
-                    self._move(request, Fail(), effects)
-                    effects.append(RequestLost(request.id, error))
-        effects.append(
-            FrameCounted(
-                commit.fence, commit.plan.shape, commit.plan.reason, event.device_ns, wall_ns, prompt, output, error
-            )
-        )
+            fail(lanes, error, self._roster, effects)
+        self._account(frame, progress, error, effects)
         self._move_slot(frame, Free(), effects)
-        self.pages.complete(commit.fence)
         self._reanchor(now_ns)
-        for request in [request for request in self.residents if request.state in FENCED]:
-            self._release_if_unfenced(request, effects)
+        self._roster.complete(commit.fence, effects)
 
-    def _advance(self, lane: Progress, fence: Fence, now_ns: int, effects: list[Effect]) -> None:
-        request = lane.request
-        self.waiting.serve(request.spec.client, lane.prompt_tokens, lane.output_tokens)
-        if lane.prompt_tokens:
-            if lane.scored:
-                self._move(request, PromptScored(lane.prompt_tokens), effects)
-            elif lane.output_tokens:
-                self._move(request, PromptCommitted(lane.prompt_tokens, now_ns), effects)
-            else:
-                self._move(request, ChunkCommitted(lane.prompt_tokens), effects)
-        else:
-            self._move(request, TokensCommitted(lane.output_tokens), effects)
-        if lane.ended is not None and not lane.scored:
-            self._move(request, End(lane.ended), effects)
-        if lane.output_tokens or lane.ended is not None or request.spec.scored:
-            assert request.handle is not None
-            effects.append(Deliver(request.id, request.handle, fence, lane.ended))
+    def _account(
+        self, frame: FrameSlot, progress: Sequence[Progress], error: str | None, effects: list[Effect]
+    ) -> None:
+        """Count an executed frame, and let the ledger earn from it or pay for it."""
+        commit, submit, execute = frame.commit, frame.submit, frame.execute
+        assert commit is not None and submit is not None and execute is not None
+        plan, device_ns, wall_ns = commit.plan, execute.device_ns, execute.at_ns - submit.at_ns
+        if plan.reason is Reason.TIMING_REFRESH:
+            self._move_ledger(self.ledger.close(device_ns if device_ns > 0 else max(1, wall_ns)), effects)
+        elif plan.reason is Reason.ORDINARY and error is None and frame.interval_ns > 0:
+            self._move_ledger(self.ledger.earn(frame.interval_ns), effects)
+        prompt = sum(lane.prompt_tokens for lane in progress)
+        output = sum(lane.output_tokens for lane in progress)
+        effects.append(FrameCounted(commit.fence, plan.shape, plan.reason, device_ns, wall_ns, prompt, output, error))
 
     def _reanchor(self, now_ns: int) -> None:
         """The next frame began when this one ended: its expected finish follows from now."""
@@ -339,30 +337,6 @@ class Scheduler:
 
     # Moves
 
-    def _release_if_unfenced(self, request: Request, effects: list[Effect]) -> None:
-        if request.state not in FENCED:
-            return
-        oldest = min((f.commit.fence for f in self._order if f.commit is not None), default=None)
-        if oldest is not None and request.last_fence >= oldest:
-            return
-        pages: tuple[PageId, ...] = request.pages
-        self._move(request, Release(), effects)
-        self.pages.release(pages, request.last_fence)
-        assert request.handle is not None
-        self._resident[request.handle.slot] = None
-        self._forget(request)
-
-    def _forget(self, request: Request) -> None:
-        del self.requests[request.id]
-        self.waiting.leave(request.spec.client)
-
-    def _move(self, request: Request, event: RequestEvent, effects: list[Effect]) -> None:
-        step = request.apply(event)
-        if step.before is not step.after:
-            effects.append(
-                RequestMoved(request.id, request.handle, step.before.value, step.after.value, type(event).__name__)
-            )
-
     def _move_slot(self, frame: FrameSlot, event: SlotEvent, effects: list[Effect]) -> None:
         fence = frame.commit.fence if frame.commit is not None else Fence(0)
         step = frame.apply(event)
@@ -370,17 +344,18 @@ class Scheduler:
             fence = frame.commit.fence
         effects.append(SlotMoved(frame.index, fence, step.before.value, step.after.value, type(event).__name__))
 
+    def _move_ledger(self, step: LedgerStep, effects: list[Effect]) -> None:
+        if step.before is not step.after:
+            credit_ns = self.ledger.credit_ns
+            effects.append(LedgerMoved("refresh", step.before.value, step.after.value, step.cause, credit_ns))
+
     def check(self) -> None:
         """Raise AssertionError if an invariant between the machines is broken. For tests."""
         for frame in self.frames:
             frame.check()
-        for slot, request in enumerate(self._resident):
-            if request is not None:
-                request.check()
-                assert request.handle == (slot, self._generations[slot])
-                assert request.pages and self.requests.get(request.id) is request
+        self._roster.check()
+        self.ledger.check()
         assert len(self._order) <= FRAME_SLOTS
         if len(self._order) == FRAME_SLOTS:
             assert all(f.commit is not None and f.commit.plan.shape.kind in QUEUEABLE_KINDS for f in self._order)
-        self.pages.check([request.pages for request in self.residents])
         self.accounting.check(self.residents)

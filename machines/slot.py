@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from .ids import Fence, RequestHandle
+from .ids import Fence, RequestHandle, StateRow
 from .selection.reference import Normalizer
 from .selection.view import Plan
 from .table import State, Transitions, next_state
@@ -37,14 +37,30 @@ class Participant(msgspec.Struct, frozen=True):
     expects_delivery: bool
 
 
+class StageWork(msgspec.Struct, frozen=True):
+    """What a frame of a stage kind does for one lane.
+
+    `state_row` is where a snapshot puts the state, or where it is taken from; None: no state row is involved.
+    `operation` is the index of a vision operation within its window, `restored_tokens` the length of a cached prefix to
+    bring back. `retires`: the lane's request was terminal when the frame was committed.
+    """
+
+    state_row: StateRow | None = None
+    operation: int = 0
+    restored_tokens: int = 0
+    retires: bool = False
+
+
 class Commit(msgspec.Struct, frozen=True):
     """A plan was committed under a fence, with its participants frozen. `closes_window`: nothing may be queued behind
-    it (another kind than decode, or its cost is unknown or stale)."""
+    it (its kind cannot be queued, or its cost is unknown or stale). `stages` are in the order of the plan's lanes, and
+    empty for kinds that give tokens."""
 
     fence: Fence
     plan: Plan
     participants: tuple[Participant, ...]
     closes_window: bool
+    stages: tuple[StageWork, ...] = ()
 
 
 class Submit(msgspec.Struct, frozen=True):

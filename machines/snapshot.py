@@ -12,9 +12,9 @@ from collections.abc import Sequence
 from typing import TypeAlias
 
 from .accounting import Accounting
+from .execution import Request
 from .ids import RequestHandle
 from .prices import log_scale_for
-from .request import Request, RequestState
 from .selection.view import GraphRow, Phase, PolicyRow, QueuedFrame, RequestRow, View
 from .slot import FrameSlot
 
@@ -23,8 +23,10 @@ QueuedOutputs: TypeAlias = dict[RequestHandle, tuple[int, int | None]]
 
 
 def phase_of(request: Request) -> Phase:
-    """What a runnable request needs next."""
-    if request.state is RequestState.DECODING:
+    """What a request that is to be served or retired needs, once its stages are done."""
+    if request.terminal:
+        return Phase.TERMINAL
+    if not request.prefills:
         return Phase.DECODE
     return Phase.SCORED_PREFILL if request.spec.scored else Phase.PREFILL
 
@@ -41,8 +43,9 @@ def take_view(
     free_pages: int,
     queued_requests: int,
     queued_tokens: int,
+    refresh_funded: bool,
 ) -> View:
-    """The view at `now_ns` of runnable `requests` in slot order and of `frames` in flight, oldest first."""
+    """The view at `now_ns` of runnable and terminal `requests`, in slot order, and of `frames`, oldest first."""
     ends = [frame.submit.expected_finish_ns for frame in frames if frame.submit is not None]
     planning_ns = max([now_ns, *ends])
     queued = queued_outputs(frames)
@@ -50,10 +53,9 @@ def take_view(
     log_scale = log_scale_for([log for pair in logs for log in pair if log is not None])
     rows = []
     for request, (log_token, log_delivery) in zip(requests, logs, strict=True):
-        handle = request.handle
+        handle, spec, acceptance = request.handle, request.spec, request.acceptance
         assert handle is not None
         outputs, delivered_ns = queued.get(handle, (0, None))
-        since_ns = request.visible_at_ns if delivered_ns is None else delivered_ns
         phase = phase_of(request)
         rows.append(
             RequestRow(
@@ -61,15 +63,19 @@ def take_view(
                 generation=handle.generation,
                 phase=phase,
                 position=request.consumed,
-                prompt_tokens=request.spec.prompt_tokens,
+                prompt_tokens=spec.prompt_tokens,
                 boundary=request.boundary(),
                 next_endpoint=request.next_endpoint(),
-                output_left=max(0, request.spec.max_tokens - request.produced - outputs),
+                output_left=max(0, spec.max_tokens - request.produced - outputs),
                 token_price=None if log_token is None else math.exp(log_token - log_scale),
                 delivery_price=None if log_delivery is None else math.exp(log_delivery - log_scale),
-                age_ms=max(0, planning_ns - since_ns) / 1e6 if phase is Phase.DECODE else 0.0,
+                age_ms=max(0, planning_ns - _since_ns(request, phase, delivered_ns)) / 1e6,
                 last_fence=request.last_fence,
-                needs_feedback=request.spec.needs_feedback,
+                needs_feedback=spec.needs_feedback,
+                stages=() if phase is Phase.TERMINAL else request.stages,
+                spans=tuple([span for span in spec.spans if span[1] > request.consumed]) if spec.spans else (),
+                survival=() if acceptance is None else acceptance.survival,
+                scored_survival=() if acceptance is None else acceptance.scored_survival,
             )
         )
     return View(
@@ -86,11 +92,23 @@ def take_view(
         free_pages=free_pages,
         queued_requests=queued_requests,
         queued_tokens=queued_tokens,
+        refresh_funded=refresh_funded,
     )
 
 
+def _since_ns(request: Request, phase: Phase, delivered_ns: int | None) -> int:
+    """When the wait began that a request's age measures; `delivered_ns`: queued work is expected to end it then."""
+    match phase:
+        case Phase.DECODE:
+            return request.visible_at_ns if delivered_ns is None else delivered_ns
+        case Phase.TERMINAL:
+            return request.terminal_at_ns
+        case Phase.PREFILL | Phase.SCORED_PREFILL:
+            return request.arrived_at_ns
+
+
 def queued_outputs(frames: Sequence[FrameSlot]) -> QueuedOutputs:
-    """What `frames` in flight will bring to each request, at most."""
+    """What `frames` in flight will bring to each request, at most: a lane that decodes, all of its targets."""
     queued: QueuedOutputs = {}
     for frame in frames:
         if frame.commit is None or frame.submit is None:
@@ -99,7 +117,8 @@ def queued_outputs(frames: Sequence[FrameSlot]) -> QueuedOutputs:
             handle = RequestHandle(work.slot, work.generation)
             outputs, delivered_ns = queued.get(handle, (0, None))
             finish_ns = frame.submit.expected_finish_ns if work.delivers else delivered_ns
-            queued[handle] = (outputs + int(work.emits), finish_ns)
+            # A prompt lane emits one token, whatever it consumes, and counts no delivery; a decode lane its targets.
+            queued[handle] = (outputs + (work.tokens if work.delivers else int(work.emits)), finish_ns)
     return queued
 
 

@@ -18,7 +18,7 @@ from pathlib import Path
 
 FLAGS = ("-std=c++20", "-O3", "-march=native", "-ffp-contract=fast", "-fno-math-errno", "-shared", "-fPIC", "-pthread")
 COMPILERS = ("g++", "c++", "clang++")
-SOURCES = ("vec.hpp", "team.hpp", "gemm.hpp", "attention.hpp", "sampling.hpp", "records.hpp", "step.cpp")
+SOURCES = ("vec.hpp", "team.hpp", "gemm.hpp", "attention.hpp", "tiles.hpp", "sampling.hpp", "records.hpp", "step.cpp")
 COMPILE_SECONDS_MAX = 300
 
 

@@ -23,6 +23,7 @@ from ..models.config import ModelConfig
 from ..models.source import WeightSource
 from ..programs.buffers import StepBuffers
 from ..programs.decoder import Decoder
+from ..programs.extents import decodes, extents_of, prompt_lanes
 from ..programs.frame_io import FrameIo
 from ..programs.reference import ReferenceStep
 from ..programs.rows import StateRows
@@ -30,7 +31,7 @@ from ..programs.step import StepProgram
 from ..weights.errors import ModelError
 from .build import CannotCompile, native_library
 from .native import NativeStep, unsupported
-from .plan import DType, MemoryPlan, kv_dtype, lane_and_row_counts, plan_memory
+from .plan import DType, MemoryPlan, kv_dtype, plan_memory
 from .worker import Worker
 
 
@@ -105,8 +106,12 @@ class CpuDevice:
     def prepare(self, catalog: Sequence[GraphShape], progress: OnProgress) -> None:
         """See `Device.prepare`. Every graph is run once, so that nothing is cold when serving starts.
 
-        Raises ValueError for a cache too small for one request, and `ModelError` for weights that give no numbers.
+        Raises ValueError for a cache too small for one request or a graph that this device has no program for, and
+        `ModelError` for weights that give no numbers.
         """
+        for shape in catalog:
+            if shape.drafts or not (decodes(shape) or prompt_lanes(shape)):
+                raise ValueError(f"catalog: the CPU device has no program for {shape.name}")
         torch.set_num_threads(self._threads)
         self._plan = plan_memory(
             self._config,
@@ -116,9 +121,8 @@ class CpuDevice:
             kv_bytes=self._kv_bytes,
             dtype=self._dtype,
         )
-        lanes, prompt_rows = lane_and_row_counts(catalog)
         rows = StateRows.allocate(self._request_slots, self._max_model_len)
-        buffers = StepBuffers.allocate(lanes, max(prompt_rows, 1), self._max_model_len)
+        buffers = StepBuffers.allocate(extents_of(catalog), self._max_model_len)
         kv = KvPages.allocate(self._config, self._plan.pages, kv_dtype(self._dtype))
         self._program = self._build(rows, buffers, kv)
         self._io = FrameIo(rows, buffers, self._plan.pages, self._config.vocab)
@@ -174,23 +178,20 @@ class CpuDevice:
         assert self._io is not None
         self._io.check(frame)
         self._io.write(frame)
-        if frame.shape.kind is GraphKind.DECODE:
-            device_ns = self.program.decode(len(frame.lanes))
-        else:
-            device_ns = self.program.prefill(len(frame.lanes), frame.shape.kind is GraphKind.SCORED_PREFILL)
+        device_ns = self.program.step(len(frame.lanes), frame.shape.kind is GraphKind.SCORED_PREFILL)
         return Completion(frame.fence, device_ns, self._io.read(frame))
 
     def _warm(self, shape: GraphShape) -> None:
         """Run a graph at its full extent on rows and pages that nobody owns yet; page 0 stands for all."""
         table = (PageId(0),) * -(-self._max_model_len // PAGE_TOKENS)
         binding = Binding(table, Sampling(temperature=0.0), (), 2)
-        lanes = min(shape.batch, self._request_slots)
-        tokens = max(1, min(shape.prefill_tokens, self._max_model_len) // lanes)
-        for slot in range(lanes):
-            handle = RequestHandle(slot, -2)
-            lane = LaneInput(handle, 0, True, np.zeros(tokens, np.int32), binding=binding)
-            kind = GraphKind.PREFILL if shape.kind is GraphKind.DECODE else shape.kind
-            self._replay(Frame(Fence(0), GraphShape(kind, 1, tokens), (lane,)))
-        if shape.kind is GraphKind.DECODE:
-            steps = tuple(LaneInput(RequestHandle(slot, -2), tokens, True) for slot in range(lanes))
-            self._replay(Frame(Fence(0), shape, steps))
+        handles = [RequestHandle(slot, -2) for slot in range(min(shape.batch, self._request_slots))]
+        prompts = min(prompt_lanes(shape), len(handles))
+        each = min(shape.prefill_tokens // prompts, self._max_model_len) if prompts else 0
+        lanes = [LaneInput(handle, 0, True, np.zeros(each, np.int32), binding=binding) for handle in handles[:prompts]]
+        if decodes(shape):
+            for handle in handles[prompts:]:
+                first = LaneInput(handle, 0, True, np.zeros(1, np.int32), binding=binding)
+                self._replay(Frame(Fence(0), GraphShape(GraphKind.PREFILL, 1, 1), (first,)))
+                lanes.append(LaneInput(handle, 1, True))
+        self._replay(Frame(Fence(0), shape, tuple(lanes)))

@@ -23,7 +23,7 @@ from ..programs.decoder import EMBEDDING, FINAL_NORM, head_name, layer_names
 from ..programs.rows import ALTERNATIVES_MAX, LOGIT_BIAS_MAX, STOP_TOKENS_MAX, StateRows
 from .pack import GROUP, LANES, PackedLinear, interleaved_halves, pack_linear
 
-QUERIES = 12
+QUERIES = 16
 LOGITS_ROWS = 16
 UNLIMITED_WINDOW = 1 << 30
 
@@ -69,7 +69,9 @@ class _Rows(ctypes.Structure):
 
 class _Buffers(ctypes.Structure):
     _fields_ = [
-        *_fields(_PTR, "slot start rows emits seen history_tokens history_counts"),
+        *_fields(_PTR, "slot start rows emits prefill_row"),
+        ("prompts_max", _I64),
+        *_fields(_PTR, "seen history_tokens history_counts"),
         ("history_max", _I64),
         *_fields(_PTR, "banned_count banned"),
         ("banned_max", _I64),
@@ -174,6 +176,7 @@ class NativeStep:
             _pointers(
                 _Buffers,
                 buffers,
+                prompts_max=len(buffers.prefill_row),
                 history_max=buffers.history_tokens.shape[1],
                 banned_max=STOP_TOKENS_MAX,
                 alternatives_max=ALTERNATIVES_MAX,
@@ -182,13 +185,9 @@ class NativeStep:
         )
         self._step: int | None = self._library.flare_open(*(ctypes.byref(record) for record in records), threads)
 
-    def decode(self, lanes: int) -> int:
-        """See `StepProgram.decode`."""
-        return int(self._library.flare_decode(self._step, lanes))
-
-    def prefill(self, lanes: int, scored: bool) -> int:
-        """See `StepProgram.prefill`."""
-        return int(self._library.flare_prefill(self._step, lanes, scored))
+    def step(self, lanes: int, scored: bool) -> int:
+        """See `StepProgram.step`."""
+        return int(self._library.flare_step(self._step, lanes, scored))
 
     def close(self) -> None:
         """See `StepProgram.close`."""
@@ -220,7 +219,7 @@ class NativeStep:
         )
 
     def _space(self, config: ModelConfig, logits_width: int, max_model_len: int, threads: int) -> _Space:
-        rows = max(len(self.buffers.tokens), len(self.buffers.slot))
+        rows = len(self.buffers.tokens)
         query_width = config.heads * config.head_dim
         self.logits = torch.zeros(LOGITS_ROWS, logits_width)
         scratch = max(QUERIES * (config.head_dim + max_model_len + PAGE_TOKENS), logits_width)
@@ -266,9 +265,7 @@ def _bind(path: Path) -> ctypes.CDLL:
     library = ctypes.CDLL(str(path))
     library.flare_open.restype = ctypes.c_void_p
     library.flare_open.argtypes = [ctypes.c_void_p] * 4 + [ctypes.c_int]
-    for name, arguments in (("flare_decode", [ctypes.c_int]), ("flare_prefill", [ctypes.c_int, ctypes.c_int])):
-        function = getattr(library, name)
-        function.restype, function.argtypes = _I64, [ctypes.c_void_p, *arguments]
+    library.flare_step.restype, library.flare_step.argtypes = _I64, [ctypes.c_void_p, ctypes.c_int, ctypes.c_int]
     library.flare_close.restype, library.flare_close.argtypes = None, [ctypes.c_void_p]
     return library
 

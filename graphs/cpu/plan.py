@@ -20,6 +20,7 @@ from ..models.config import ModelConfig
 from ..models.source import WeightSource
 from ..programs.buffers import StepBuffers
 from ..programs.decoder import layer_names
+from ..programs.extents import extents_of
 
 DType = Literal["auto", "bfloat16", "float32"]
 
@@ -39,11 +40,6 @@ def kv_dtype(dtype: DType) -> torch.dtype:
     return torch.float32 if dtype == "float32" else torch.bfloat16
 
 
-def lane_and_row_counts(catalog: Sequence[GraphShape]) -> tuple[int, int]:
-    """The most lanes and the most prompt rows of any graph."""
-    return max(shape.batch for shape in catalog), max(shape.prefill_tokens for shape in catalog)
-
-
 def plan_memory(
     config: ModelConfig,
     weights: WeightSource,
@@ -61,16 +57,16 @@ def plan_memory(
             f"kv_bytes: {kv_bytes} holds {pages} pages of {PAGE_TOKENS} tokens; one request of max_model_len "
             f"{max_model_len} needs {needed}: give {needed * one_page} bytes or lower max_model_len"
         )
-    lanes, rows = lane_and_row_counts(catalog)
+    extents = extents_of(catalog)
     query_width, key_width = config.heads * config.head_dim, config.kv_heads * config.head_dim
     floats = config.hidden + 2 * query_width + 2 * key_width
     quantized = config.hidden + query_width + config.intermediate  # a byte each, and 12 more for every 32
-    activations = max(lanes, rows) * (4 * floats + quantized + quantized * 12 // 32)
-    logits = max(lanes, 16) * config.vocab * 4
+    activations = extents.rows * (4 * floats + quantized + quantized * 12 // 32)
+    logits = max(extents.lanes, 16) * config.vocab * 4
     return MemoryPlan(
         weights_bytes=_weights_bytes(config, weights, dtype),
         kv_bytes=pages * one_page,
-        buffers_bytes=StepBuffers.bytes_for(lanes, max(rows, 1), max_model_len) + activations + logits,
+        buffers_bytes=StepBuffers.bytes_for(extents, max_model_len) + activations + logits,
         pages=pages,
     )
 

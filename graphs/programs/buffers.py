@@ -1,8 +1,8 @@
 """The fixed inputs and outputs of a replay.
 
 Owns the tensors that a frame is written to and that its results are read from; one set serves every graph, since
-replays follow one another. Does not own state rows. Surprising rule: a decode lane has no token or position in here;
-the program takes both from its state row.
+replays follow one another. Does not own state rows. Surprising rule: a decode lane has a row among the packed ones like
+any other, but no token or position in it; the program takes both from its state row.
 """
 
 from __future__ import annotations
@@ -11,28 +11,33 @@ from dataclasses import dataclass, fields
 
 import torch
 
+from .extents import Extents
 from .rows import ALTERNATIVES_MAX, STOP_TOKENS_MAX
 
-NO_TOKEN, NOT_FINITE = -1, -2
-"""In place of a drawn token: none was asked for, or the lane's logits are no numbers to draw from."""
+NO_LANE = -1
+"""In `prefill_row`: no further lane consumes a prompt."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepBuffers:
-    """Inputs and outputs for at most L lanes and R prompt rows. int32, but log-probabilities, which are float32.
+    """Inputs and outputs for at most L lanes, P of them with prompts, and R packed rows. int32, but log-probabilities,
+    which are float32.
 
-    Inputs: of each lane its `slot`, `start` position, number of `rows`, whether it `emits`; its history (`seen`
+    Inputs: of each lane its `slot`, `start` position, query length `rows`, whether it `emits`; its history (`seen`
     distinct tokens: `history_tokens`, `history_counts` [L, H]) and `banned_count` `banned` tokens
-    [L, STOP_TOKENS_MAX]. Of each prompt row its `tokens` and `targets` (-1: not scored).
+    [L, STOP_TOKENS_MAX]. `prefill_row` [P]: the lanes that consume a prompt, rising, then -1; all others decode. A
+    lane's packed rows begin at the sum of the query lengths before it. Of each packed row of a prompt its `tokens` and
+    `targets` (-1: not scored).
     Outputs: of each lane the drawn `token` (or NO_TOKEN or NOT_FINITE), its `logprob`, and alternatives
-    [L, ALTERNATIVES_MAX]; of each prompt row the target's log-probability (NaN for logits that are not finite) and
-    alternatives [R, ALTERNATIVES_MAX].
+    [L, ALTERNATIVES_MAX]; of each packed row of a scored prompt the target's log-probability (NaN for logits that are
+    not finite) and alternatives [R, ALTERNATIVES_MAX].
     """
 
     slot: torch.Tensor
     start: torch.Tensor
     rows: torch.Tensor
     emits: torch.Tensor
+    prefill_row: torch.Tensor
     seen: torch.Tensor
     history_tokens: torch.Tensor
     history_counts: torch.Tensor
@@ -49,8 +54,9 @@ class StepBuffers:
     row_top_logprobs: torch.Tensor
 
     @classmethod
-    def allocate(cls, lanes: int, rows: int, history: int) -> StepBuffers:
-        """Buffers for `lanes` lanes of up to `history` distinct tokens, and `rows` prompt rows."""
+    def allocate(cls, extents: Extents, history: int) -> StepBuffers:
+        """Buffers for frames of these extents, whose lanes have seen up to `history` distinct tokens."""
+        lanes, prompts, rows = extents
 
         def ints(*shape: int) -> torch.Tensor:
             return torch.zeros(*shape, dtype=torch.int32)
@@ -60,6 +66,7 @@ class StepBuffers:
             start=ints(lanes),
             rows=ints(lanes),
             emits=ints(lanes),
+            prefill_row=torch.full((prompts,), NO_LANE, dtype=torch.int32),
             seen=ints(lanes),
             history_tokens=ints(lanes, history),
             history_counts=ints(lanes, history),
@@ -77,8 +84,8 @@ class StepBuffers:
         )
 
     @staticmethod
-    def bytes_for(lanes: int, rows: int, history: int) -> int:
+    def bytes_for(extents: Extents, history: int) -> int:
         """Bytes that `allocate` takes."""
         with torch.device("meta"):
-            made = StepBuffers.allocate(lanes, rows, history)
+            made = StepBuffers.allocate(extents, history)
         return sum(getattr(made, field.name).nbytes for field in fields(made))

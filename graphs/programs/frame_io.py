@@ -13,13 +13,14 @@ from types import SimpleNamespace
 import numpy as np
 from numpy.typing import NDArray
 
-from flare.machines.graph import GraphKind
+from flare.machines.graph import GraphKind, GraphShape
 from flare.machines.request import EndReason
 
 from ..frames import Frame, History, LaneInput, LaneResult, TokenScore
 from ..memory.pages import PAGE_TOKENS
-from .buffers import NOT_FINITE, StepBuffers
-from .rows import ENDED_LENGTH, ENDED_STOP, RUNNING, StateRows, check_binding
+from .buffers import NO_LANE, StepBuffers
+from .extents import decodes, prompt_lanes
+from .rows import ENDED_LENGTH, ENDED_STOP, NO_TOKEN, NOT_FINITE, RUNNING, StateRows, check_binding
 
 _ENDED = {RUNNING: None, ENDED_STOP: EndReason.STOP, ENDED_LENGTH: EndReason.LENGTH}
 
@@ -36,37 +37,41 @@ class FrameIo:
 
     def check(self, frame: Frame) -> None:
         """Raise ValueError, naming the field, if the frame cannot run as it is."""
-        shape = frame.shape
+        shape, where = frame.shape, f"frame {frame.fence}"
         if not 1 <= len(frame.lanes) <= shape.batch:
-            raise ValueError(
-                f"frame {frame.fence}: {len(frame.lanes)} lanes for the {shape.batch} rows of {shape.name}"
-            )
+            raise ValueError(f"{where}: {len(frame.lanes)} lanes for the {shape.batch} rows of {shape.name}")
         if len({lane.handle.slot for lane in frame.lanes}) != len(frame.lanes):
-            raise ValueError(f"frame {frame.fence}: two lanes name the same slot")
+            raise ValueError(f"{where}: two lanes name the same slot")
         for lane in frame.lanes:
             self._check_lane(frame, lane)
-        if shape.kind is not GraphKind.DECODE:
-            tokens = sum(0 if lane.tokens is None else len(lane.tokens) for lane in frame.lanes)
-            if tokens > shape.prefill_tokens:
-                raise ValueError(f"frame {frame.fence}: {tokens} tokens for the {shape.prefill_tokens} of {shape.name}")
+        prompts = [len(lane.tokens) for lane in frame.lanes if lane.tokens is not None]
+        if len(prompts) > prompt_lanes(shape):
+            raise ValueError(
+                f"{where}: {len(prompts)} prompts for the {prompt_lanes(shape)} prompt rows of {shape.name}"
+            )
+        if sum(prompts) > shape.prefill_tokens:
+            raise ValueError(f"{where}: {sum(prompts)} tokens for the {shape.prefill_tokens} of {shape.name}")
 
     def write(self, frame: Frame) -> None:
         """Bind fresh rows and fill the input buffers. The frame has been checked."""
         buffer, first = self._buffer, 0
+        prompts = [index for index, lane in enumerate(frame.lanes) if lane.tokens is not None]
+        buffer.prefill_row[:] = NO_LANE
+        buffer.prefill_row[: len(prompts)] = prompts
         for index, lane in enumerate(frame.lanes):
             if lane.binding is not None:
                 self._rows.bind(lane.handle.slot, lane.handle.generation, lane.binding)
             buffer.slot[index] = lane.handle.slot
             buffer.start[index] = lane.start
             buffer.emits[index] = lane.emits
-            buffer.rows[index] = 0 if lane.tokens is None else len(lane.tokens)
+            buffer.rows[index] = _query_length(lane)
             self._write_history(index, lane)
+            end = first + _query_length(lane)
             if lane.tokens is not None:
-                end = first + len(lane.tokens)
                 buffer.tokens[first:end] = lane.tokens
                 buffer.targets[first : end - 1] = lane.tokens[1:]
                 buffer.targets[end - 1] = -1 if lane.target is None else lane.target
-                first = end
+            first = end
 
     def read(self, frame: Frame) -> tuple[LaneResult, ...]:
         """The results of the frame that has just run. Raises FloatingPointError if the model gave no numbers."""
@@ -89,7 +94,7 @@ class FrameIo:
             if any(math.isnan(score.logprob) for score in result.prompt_scores or ()):
                 raise _not_finite(frame, slot)
             results.append(result)
-            first += 0 if lane.tokens is None else len(lane.tokens)
+            first += _query_length(lane)
         return tuple(results)
 
     def _check_lane(self, frame: Frame, lane: LaneInput) -> None:
@@ -104,15 +109,12 @@ class FrameIo:
             pages = int(row.page_count[slot])
             if row.generation[slot] != lane.handle.generation:
                 raise ValueError(f"{where}: generation {lane.handle.generation} was never bound")
-        decode = frame.shape.kind is GraphKind.DECODE
-        if decode != (lane.tokens is None):
-            raise ValueError(f"{where}: tokens are {'not ' if decode else ''}expected by {frame.shape.name}")
-        if lane.tokens is not None:
-            self._check_tokens(where, lane, pages)
-        elif row.ended[slot] == RUNNING and row.committed[slot] > pages * PAGE_TOKENS:
-            raise ValueError(
-                f"{where}: pages hold {pages * PAGE_TOKENS} tokens; position {row.committed[slot]} has none"
-            )
+        if lane.stage is not None:
+            raise ValueError(f"{where}: stage is for state graphs")
+        if lane.tokens is None:
+            self._check_decode(where, frame.shape, lane, pages)
+        else:
+            self._check_tokens(where, frame.shape, lane, pages)
         if lane.history is not None:
             self._check_history(where, lane.history)
 
@@ -130,11 +132,31 @@ class FrameIo:
         if any(not 0 <= token < self._vocab for token in banned):
             raise ValueError(f"{where}: history.banned must be in [0, {self._vocab})")
 
-    def _check_tokens(self, where: str, lane: LaneInput, pages: int) -> None:
+    def _check_decode(self, where: str, shape: GraphShape, lane: LaneInput, pages: int) -> None:
+        row, slot = self._row, lane.handle.slot
+        if not decodes(shape):
+            raise ValueError(f"{where}: tokens are expected by {shape.name}")
+        if lane.width != 1:
+            raise ValueError(f"{where}: width is {lane.width}; this program verifies no proposals")
+        if lane.binding is not None or row.pending[slot] == NO_TOKEN:
+            raise ValueError(f"{where}: no token is pending; its prompt is not complete")
+        if row.ended[slot] == RUNNING and row.committed[slot] > pages * PAGE_TOKENS:
+            raise ValueError(
+                f"{where}: pages hold {pages * PAGE_TOKENS} tokens; position {row.committed[slot]} has none"
+            )
+
+    def _check_tokens(self, where: str, shape: GraphShape, lane: LaneInput, pages: int) -> None:
         tokens = lane.tokens
         assert tokens is not None
-        if len(tokens) == 0 or lane.start < 0:
-            raise ValueError(f"{where}: tokens must not be empty, nor start negative")
+        if not prompt_lanes(shape):
+            raise ValueError(f"{where}: tokens are not expected by {shape.name}")
+        if len(tokens) == 0:
+            raise ValueError(f"{where}: tokens must not be empty")
+        fresh, slot = lane.binding is not None, lane.handle.slot
+        if lane.start != (0 if fresh else self._row.committed[slot]):
+            raise ValueError(f"{where}: start is {lane.start}; the row stands elsewhere")
+        if not fresh and self._row.pending[slot] != NO_TOKEN:
+            raise ValueError(f"{where}: tokens follow a prompt that is complete")
         if int(tokens.min()) < 0 or int(tokens.max()) >= self._vocab:
             raise ValueError(f"{where}: tokens must be in [0, {self._vocab})")
         if lane.target is not None and not 0 <= lane.target < self._vocab:
@@ -179,6 +201,11 @@ class FrameIo:
 def _arrays(record: StateRows | StepBuffers) -> SimpleNamespace:
     """The memory of a record's tensors as NumPy arrays, whose single elements are far cheaper to reach."""
     return SimpleNamespace(**{field.name: getattr(record, field.name).numpy() for field in fields(record)})
+
+
+def _query_length(lane: LaneInput) -> int:
+    """Packed rows of a lane: its prompt tokens, or its pending token."""
+    return 1 if lane.tokens is None else len(lane.tokens)
 
 
 def _not_finite(frame: Frame, slot: int) -> FloatingPointError:

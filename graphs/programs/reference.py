@@ -7,16 +7,26 @@ bounded blocks, since the logits of a whole chunk would be larger than the model
 from __future__ import annotations
 
 import time
+from typing import NamedTuple
 
 import torch
 
 from ..memory.pages import PAGE_TOKENS, KvPages
-from .buffers import NO_TOKEN, NOT_FINITE, StepBuffers
+from .buffers import StepBuffers
 from .decoder import Decoder, Span
-from .rows import ENDED_LENGTH, ENDED_STOP, RUNNING, StateRows
+from .rows import ENDED_LENGTH, ENDED_STOP, NO_TOKEN, NOT_FINITE, RUNNING, StateRows
 from .sampling import sample, score
 
 SCORED_BLOCK = 16
+
+
+class _Run(NamedTuple):
+    """The rows that one lane runs: int32[n] `tokens` at positions from `start`, and whether a token is drawn."""
+
+    lane: int
+    tokens: torch.Tensor
+    start: int
+    draws: bool
 
 
 class ReferenceStep:
@@ -29,50 +39,44 @@ class ReferenceStep:
         self.kv = kv
 
     @torch.inference_mode()
-    def decode(self, lanes: int) -> int:
-        """See `StepProgram.decode`."""
+    def step(self, lanes: int, scored: bool) -> int:
+        """See `StepProgram.step`."""
         began = time.perf_counter_ns()
         self.buffers.token[:lanes] = NO_TOKEN
-        slots = self.buffers.slot[:lanes].tolist()
-        active = [lane for lane, slot in enumerate(slots) if self.rows.ended[slot] == RUNNING]
-        if active:
-            spans = [
-                self._span(i, 1, slots[lane], int(self.rows.committed[slots[lane]]) - 1)
-                for i, lane in enumerate(active)
-            ]
-            tokens = torch.stack([self.rows.pending[slots[lane]] for lane in active]).long()
-            hidden = self.decoder.forward(tokens, spans, self.kv)
-            self._draw(active, hidden)
-        return time.perf_counter_ns() - began
-
-    @torch.inference_mode()
-    def prefill(self, lanes: int, scored: bool) -> int:
-        """See `StepProgram.prefill`."""
-        began = time.perf_counter_ns()
-        buffers, first = self.buffers, 0
-        buffers.token[:lanes] = NO_TOKEN
-        spans = []
-        for lane in range(lanes):
-            span = self._span(first, int(buffers.rows[lane]), int(buffers.slot[lane]), int(buffers.start[lane]))
-            spans.append(span)
-            first += span.rows
-        hidden = self.decoder.forward(buffers.tokens[:first].long(), spans, self.kv)
-        if scored:
-            self._score(spans, hidden)
-        emitting = []
-        for lane, span in enumerate(spans):
-            self.rows.committed[int(buffers.slot[lane])] = span.start + span.rows
-            if buffers.emits[lane]:
-                emitting.append(lane)
-        if emitting:
-            self._draw(emitting, hidden[[spans[lane].first + spans[lane].rows - 1 for lane in emitting]])
+        runs = self._runs(lanes)
+        if runs:
+            spans, drawn, first = [], {}, 0
+            for run in runs:
+                slot, rows = int(self.buffers.slot[run.lane]), len(run.tokens)
+                pages = self.rows.page_table[slot, : (run.start + rows - 1) // PAGE_TOKENS + 1].long()
+                spans.append(Span(first, rows, run.start, pages))
+                self.rows.committed[slot] = run.start + rows
+                first += rows
+                if run.draws:
+                    drawn[run.lane] = first - 1
+            hidden = self.decoder.forward(torch.cat([run.tokens for run in runs]).long(), spans, self.kv)
+            if scored:
+                self._score(spans, hidden)
+            if drawn:
+                self._draw(list(drawn), hidden[list(drawn.values())])
         return time.perf_counter_ns() - began
 
     def close(self) -> None:
         """Nothing to give back."""
 
-    def _span(self, first: int, rows: int, slot: int, start: int) -> Span:
-        return Span(first, rows, start, self.rows.page_table[slot, : (start + rows - 1) // PAGE_TOKENS + 1].long())
+    def _runs(self, lanes: int) -> list[_Run]:
+        """What runs: the rows of every prompt lane, and the pending token of every other that has not ended."""
+        buffers, rows, runs, packed = self.buffers, self.rows, [], 0
+        prompts = set(buffers.prefill_row.tolist())
+        for lane in range(lanes):
+            slot, length = int(buffers.slot[lane]), int(buffers.rows[lane])
+            if lane in prompts:
+                tokens = buffers.tokens[packed : packed + length]
+                runs.append(_Run(lane, tokens, int(buffers.start[lane]), bool(buffers.emits[lane])))
+            elif rows.ended[slot] == RUNNING:
+                runs.append(_Run(lane, rows.pending[slot : slot + 1], int(rows.committed[slot]) - 1, True))
+            packed += length
+        return runs
 
     def _draw(self, lanes: list[int], hidden: torch.Tensor) -> None:
         """Draw a token for each lane from its row of hidden states, and advance its state row."""
@@ -100,7 +104,7 @@ class ReferenceStep:
                 rows.ended[slot] = ENDED_LENGTH
 
     def _score(self, spans: list[Span], hidden: torch.Tensor) -> None:
-        """Score the targets of all prompt rows, `SCORED_BLOCK` rows of logits at a time."""
+        """Score the targets of all rows, `SCORED_BLOCK` rows of logits at a time; every lane is a prompt."""
         buffers = self.buffers
         wanted = [
             int(self.rows.prompt_logprobs[int(buffers.slot[lane])])

@@ -20,14 +20,18 @@ ALTERNATIVES_MAX = 20
 
 RUNNING, ENDED_STOP, ENDED_LENGTH = 0, 1, 2
 
+NO_TOKEN, NOT_FINITE = -1, -2
+"""In place of a drawn token: none was asked for or drawn yet, or the lane's logits are no numbers to draw from."""
+
 
 @dataclass(frozen=True, slots=True)
 class StateRows:
     """One row per slot (S). All int32 or float32, but `seed`, int64.
 
-    `pending` is the drawn token that the next decode step consumes, at position `committed - 1`. `remaining` output
-    tokens may still be drawn. `ended` is RUNNING, ENDED_STOP or ENDED_LENGTH. `logprobs` and `prompt_logprobs` are -1
-    where nothing is asked. `page_table` [S, pages of the longest request].
+    `pending` is the drawn token that the next decode step consumes, at position `committed - 1`; NO_TOKEN while the
+    prompt is not complete. `remaining` output tokens may still be drawn. `ended` is RUNNING, ENDED_STOP or
+    ENDED_LENGTH. `logprobs` and `prompt_logprobs` are -1 where nothing is asked. `page_table` [S, pages of the longest
+    request].
     """
 
     generation: torch.Tensor
@@ -99,6 +103,7 @@ class StateRows:
             column.numpy()[slot, : len(values)] = values
 
         put(self.generation, generation)
+        put(self.pending, NO_TOKEN)
         put(self.committed, 0)
         put(self.remaining, binding.output_limit)
         put(self.ended, RUNNING)
@@ -133,6 +138,8 @@ def check_binding(binding: Binding, pages: int, table_pages: int, vocab: int) ->
     ):
         if value > limit:
             raise ValueError(f"binding: {name} is {value} long or large; at most {limit}")
+    if binding.initialize or binding.windows:
+        raise ValueError("binding: initialize and windows need state graphs, which these programs have not")
     if any(not 0 <= page < pages for page in binding.pages):
         raise ValueError(f"binding: pages must be in [0, {pages})")
     if any(not 0 <= token < vocab for token, _ in sampling.logit_bias):

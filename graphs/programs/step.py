@@ -1,7 +1,9 @@
 """What a device asks of a model program: one step over the lanes in the buffers.
 
 Owns the protocol between frames and programs. The torch program (`reference`) defines it; the native one is its fast
-twin. Surprising rule: a step advances the state rows itself, so a second step can follow without the host.
+twin. Surprising rule: there is one step, not one for each kind of graph; every lane is a run of packed rows, and
+whether they are a prompt's or a pending token is data. A step advances the state rows itself, so a second one can
+follow without the host.
 """
 
 from __future__ import annotations
@@ -20,15 +22,13 @@ class StepProgram(Protocol):
     buffers: StepBuffers
     kv: KvPages
 
-    def decode(self, lanes: int) -> int:
-        """Consume the pending token of each lane's row and draw the next; ended rows are left alone. Returns ns.
+    def step(self, lanes: int, scored: bool) -> int:
+        """Run all `lanes` in one packed forward pass; returns its nanoseconds.
 
-        Where logits are not finite, the token is NOT_FINITE, and the row stays as it was.
+        A lane in `prefill_row` consumes its prompt rows, scored if asked, and draws a token if it emits. Every other
+        consumes the pending token of its state row and draws the next, unless the row has ended; then it is left alone.
+        Where logits are not finite, the token is NOT_FINITE, and nothing is drawn for the row.
         """
-        ...
-
-    def prefill(self, lanes: int, scored: bool) -> int:
-        """Consume each lane's prompt rows; score them if asked; draw a token where a lane emits. Returns ns."""
         ...
 
     def close(self) -> None:

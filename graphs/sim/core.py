@@ -16,11 +16,14 @@ from flare.machines.graph import QUEUEABLE_KINDS, GraphShape
 
 from ..device import DeviceLost
 from ..frames import Completion, Frame
-from .rows import FrameRefused, PageConflict, SimRows
+from .acceptance import Acceptance, FixedAcceptance
+from .rows import SimRows
+from .state import FrameRefused, PageConflict
 from .timing import Duration, Fault, Faults
 from .tokens import TokenSource
 
 _WINDOW = 2
+_NOTHING_ACCEPTED = FixedAcceptance(0)
 
 
 @dataclass(slots=True)
@@ -33,7 +36,7 @@ class _InFlight:
 
 
 class SimCore:
-    """A device of `request_slots` rows and `pages` pages of `page_tokens` tokens.
+    """A device of `request_slots` rows, `pages` pages of `page_tokens` tokens and `state_rows` state rows.
 
     `strict`: a page that is bound to two live rows raises `PageConflict` out of `finish` (and out of `run_head`) where
     otherwise the frame ends with an error.
@@ -48,15 +51,18 @@ class SimCore:
         *,
         tokens: TokenSource | None = None,
         faults: Faults | None = None,
+        acceptance: Acceptance = _NOTHING_ACCEPTED,
+        state_rows: int = 0,
         strict: bool = False,
     ) -> None:
         self.request_slots = request_slots
         self.pages = pages
         self.page_tokens = page_tokens
+        self.state_rows = state_rows
         self._duration = duration
         self._faults = faults or Faults()
         self._strict = strict
-        self._rows = SimRows(request_slots, pages, page_tokens, tokens or TokenSource())
+        self._rows = SimRows(request_slots, pages, page_tokens, tokens or TokenSource(), acceptance, state_rows)
         self._catalog: frozenset[GraphShape] | None = None
         self._in_flight: deque[_InFlight] = deque()
         self._last_fence = 0

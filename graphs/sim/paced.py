@@ -57,6 +57,11 @@ class PacedDevice:
         """Tokens that a page holds."""
         return self._core.page_tokens
 
+    @property
+    def state_rows(self) -> int:
+        """Rows that hold saved states."""
+        return self._core.state_rows
+
     def prepare(self, catalog: Sequence[GraphShape], progress: OnProgress) -> None:
         """Nothing is compiled; every shape is ready at once."""
         self._core.prepare(catalog)

@@ -1,11 +1,13 @@
 """How long simulated frames take, and how they fail: both are data, fixed by a seed.
 
-Owns durations (tables, noise) and the fault plan. Surprising rule: noise depends on the seed and the frame's fence
-alone, so that a run which submits the same frames at other times sees the same durations.
+Owns durations (tables; noise, drift and throttling over any of them) and the fault plan. Surprising rule: what changes
+durations knows the seed and the frame alone, its fence in place of the time, so that a run which submits the same
+frames at other times sees the same durations.
 """
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -14,7 +16,7 @@ from flare.machines.graph import GraphKind, GraphShape
 from flare.machines.ids import Fence
 
 from ..frames import Frame
-from .tokens import mix
+from .tokens import HASH_MASK, mix
 
 Duration = Callable[[Frame], int]
 """The time that a frame takes on the device, in nanoseconds, at least 0."""
@@ -32,22 +34,50 @@ def by_kind(table: Mapping[GraphKind, int]) -> Duration:
 
 def with_noise(duration: Duration, seed: int, spread: float) -> Duration:
     """Multiply each duration by a factor that is uniform in [1 - spread, 1 + spread]; 0 <= spread < 1."""
-    if not 0 <= spread < 1:
-        raise ValueError(f"spread is {spread}; it must be at least 0 and below 1")
+    _check_spread(spread)
 
     def noisy(frame: Frame) -> int:
-        uniform = mix(mix(seed + 1) ^ frame.fence) / 2**64
-        return round(duration(frame) * (1 + spread * (2 * uniform - 1)))
+        return round(duration(frame) * (1 + spread * (2 * _uniform(seed + 1, frame.fence) - 1)))
 
     return noisy
+
+
+def with_drift(duration: Duration, seed: int, spread: float, frames: int) -> Duration:
+    """Let the cost of each shape wander on its own: every `frames` frames a factor that is uniform in
+    [1 - spread, 1 + spread] is aimed at, and moved to evenly. It begins at 1; 0 <= spread < 1, frames >= 1."""
+    _check_spread(spread)
+    if frames < 1:
+        raise ValueError(f"frames is {frames}; it must be at least 1")
+
+    def drifting(frame: Frame) -> int:
+        leg, passed = divmod(frame.fence, frames)
+        key = seed + 5 + (zlib.crc32(frame.shape.name.encode()) << 32)
+        before, after = (1 + spread * (2 * _uniform(key, aim) - 1) if aim else 1.0 for aim in (leg, leg + 1))
+        return round(duration(frame) * (before + (after - before) * passed / frames))
+
+    return drifting
+
+
+def with_throttling(duration: Duration, seed: int, factor: float, share: float, frames: int) -> Duration:
+    """Slow the clock down at times: of the periods of `frames` frames, a `share` takes `factor` times as long;
+    factor >= 1, 0 <= share <= 1, frames >= 1."""
+    if factor < 1 or not 0 <= share <= 1 or frames < 1:
+        raise ValueError(f"factor {factor}, share {share} and frames {frames} must be at least 1, in [0, 1], and 1")
+
+    def throttled(frame: Frame) -> int:
+        slow = _uniform(seed + 6, frame.fence // frames) < share
+        return round(duration(frame) * factor) if slow else duration(frame)
+
+    return throttled
 
 
 class Fault(StrEnum):
     """What goes wrong with a frame.
 
-    FAILED: it ends with an error and changes no row. UNTIMED: it succeeds, with a device time of 0. LATE: it succeeds
-    in time, but its completion comes `Faults.late_ns` later. MALFORMED: it succeeds, but its counters say one token
-    more than it drew. LOST: the device dies; this frame and all later ones end with an error.
+    FAILED: it ends with an error and changes no row. UNTIMED: it succeeds, with a device time of 0, which is
+    what a missing measurement and one of zero become. LATE: it succeeds in time, but its completion comes
+    `Faults.late_ns` later. MALFORMED: it succeeds, but its counters say one token more than its rows hold. LOST: the
+    device dies; this frame and all later ones end with an error.
     """
 
     FAILED = "failed"
@@ -71,10 +101,20 @@ class Faults:
             raise ValueError(f"rates are {dict(rates)}; they must be probabilities that sum to at most 1")
         at: dict[Fence, Fault] = {}
         for fence in range(1, fences + 1):
-            uniform = mix(mix(seed + 2) ^ fence) / 2**64
+            uniform = _uniform(seed + 2, fence)
             for fault, rate in rates.items():
                 uniform -= rate
                 if uniform < 0:
                     at[Fence(fence)] = fault
                     break
         return cls(at, late_ns)
+
+
+def _uniform(key: int, index: int) -> float:
+    """A number in [0, 1) for each pair."""
+    return mix(mix(key & HASH_MASK) ^ index) / 2**64
+
+
+def _check_spread(spread: float) -> None:
+    if not 0 <= spread < 1:
+        raise ValueError(f"spread is {spread}; it must be at least 0 and below 1")

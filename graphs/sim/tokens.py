@@ -15,7 +15,9 @@ from numpy.typing import NDArray
 
 from ..frames import Binding, TokenScore
 
-_MASK = (1 << 64) - 1
+HASH_MASK = (1 << 64) - 1
+"""Hashes are integers modulo 2**64."""
+
 _FORCING_BIAS = 100.0
 
 EosAt = Callable[[int, int, int], bool]
@@ -29,8 +31,8 @@ def never(_prompt_hash: int, _prompt_tokens: int, _output_index: int) -> bool:
 
 def mix(value: int) -> int:
     """The splitmix64 finalizer: a bijection of 64-bit integers whose bits all depend on all bits of `value`."""
-    value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
-    value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & _MASK
+    value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & HASH_MASK
+    value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & HASH_MASK
     return value ^ (value >> 31)
 
 
@@ -88,7 +90,7 @@ class TokenSource:
             allowed = [token for token in rules.stop_tokens if token not in banned and token not in rules.forbidden]
             if allowed:
                 return allowed[0]
-        value = mix((prompt_hash ^ rules.key) + (prompt_tokens + output_index) * 0x9E3779B97F4A7C15 & _MASK)
+        value = mix((prompt_hash ^ rules.key) + (prompt_tokens + output_index) * 0x9E3779B97F4A7C15 & HASH_MASK)
         if rules.forced:
             forced = [token for token in rules.forced if token not in banned]
             if forced:
@@ -103,7 +105,7 @@ class TokenSource:
     def score(self, token: int, position: int, alternatives: int) -> TokenScore:
         """A made-up score of `token` at `position`: it is the likeliest, and `alternatives` (itself the first) fall
         by one nat each."""
-        logprob = -1.0 - (mix(token * 0x9E3779B97F4A7C15 + position & _MASK) % 1000) / 1000
+        logprob = -1.0 - (mix(token * 0x9E3779B97F4A7C15 + position & HASH_MASK) % 1000) / 1000
         others = (other for other in self.alphabet if other != token)
         top = [(token, logprob)] if alternatives else []
         top.extend((other, logprob - rank - 1) for rank, other in zip(range(alternatives - 1), others, strict=False))

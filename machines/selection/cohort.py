@@ -1,8 +1,9 @@
 """The best cohort of a graph whose rows do not constrain one another.
 
-Owns the choice of lanes for one frame (docs/scheduling.md, "Score"). Does not own what a lane is worth. Surprising
-rule: no subset is enumerated. Neither the duration nor the waiting cost of a graph depends on who is served, so its
-best cohort is its lanes of highest value.
+Owns the order of lanes and the sums of the best k of them (docs/scheduling.md, "Score"). Does not own what a lane is
+worth. Surprising rule: no subset is enumerated, and nothing is sorted again for another duration. Neither the duration
+nor the waiting cost of a graph depends on who is served, so its best cohort is its lanes of highest value; and where
+all lanes have the same urgency, a longer horizon raises them all alike.
 """
 
 from __future__ import annotations
@@ -12,42 +13,35 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from .lanes import Floats, Ints
+from .lanes import Floats
 
 
 @dataclass(frozen=True, slots=True)
-class Lanes:
-    """What serving each request [m] is worth: its priced service, and c * sigma per ms of the wait that it ends."""
+class Ranking:
+    """Lanes best first, [w, m] places, and what the best k = 0..m of them sum to, [w, m + 1].
 
-    service: Floats
-    urgency: Floats
-    age_ms: Floats
-
-
-@dataclass(frozen=True, slots=True)
-class Cohorts:
-    """For each graph [g]: all lanes [g, m] best first, how many are served, and what those sum to."""
+    The best k lanes are worth `service[k] + aged[k] + urgency[k] * horizon`.
+    """
 
     order: NDArray[np.intp]
-    served: Ints
     service: Floats
-    age: Floats
+    aged: Floats
+    urgency: Floats
 
 
-def best_cohorts(lanes: Lanes, duration_ms: Floats, capacity: Ints) -> Cohorts:
-    """Fill every graph with its best lanes; equals keep their order. At least one lane, capacities of at least 1.
+def rank(service: Floats, urgency: Floats, age_ms: Floats, horizon_ms: float = 0.0) -> Ranking:
+    """Order lanes by `service + urgency * (age + horizon)`; equals keep their order.
 
-    A lane that waits `age_ms` at the start ends a wait of age + T. An unknown graph (`duration_ms` 0) ranks by service.
+    `service` [w, m] is the priced service of each lane at each width, `urgency` [m] is c * sigma, `age_ms` [m] the wait
+    at the start. Where all urgencies are equal, the order is that of every horizon.
     """
-    known = duration_ms[:, None] > 0.0
-    age = np.where(known, lanes.urgency * (lanes.age_ms + duration_ms[:, None]), 0.0)
-    order = np.argsort(-(lanes.service + age), axis=1, kind="stable")
-    served: Ints = np.minimum(capacity, len(lanes.service))
-    last = np.arange(len(order)), served - 1
+    aged = urgency * age_ms
+    order = (-(service + (aged + urgency * horizon_ms))).argsort(axis=1, kind="stable")
+    widths, lanes = service.shape
+    sums = np.zeros((3, widths, lanes + 1))
+    sums[0, :, 1:] = service[np.arange(widths)[:, None], order]
+    sums[1, :, 1:] = aged[order]
+    sums[2, :, 1:] = urgency[order]
     # Cumulative sums add from the first lane on, the same on every machine.
-    return Cohorts(
-        order,
-        served,
-        np.cumsum(lanes.service[order], axis=1)[last],
-        np.cumsum(np.take_along_axis(age, order, axis=1), axis=1)[last],
-    )
+    total = sums.cumsum(axis=2)
+    return Ranking(order, total[0], total[1], total[2])

@@ -1,83 +1,94 @@
-"""Ordinary decode candidates: one token for each of the best rows that a batch holds.
+"""Rounds of output without a prompt: one round for each of the best rows that a batch holds.
 
-Owns the candidates of the decode graphs (docs/scheduling.md, "Score"). Does not own how a cohort is filled (`cohort`)
-or the comparison with other kinds. Surprising rule: rows whose next step needs feedback compete with all others; if
-they win, the window drains for them.
+Owns the candidates of the decode and speculative graphs, and those of mixed graphs that consume no prompt
+(docs/scheduling.md, "Score"). Does not own how lanes are ranked (`cohort`) or the comparison with other kinds.
+Surprising rule: rows whose next step needs feedback compete with all others; if they win, the window drains for them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
-from ..graph import GraphKind
-from .cohort import Cohorts, Lanes, best_cohorts
-from .dominance import smallest_cover, surplus
-from .lanes import Floats, Graphs, Option, Terms, graphs_of, terms, token_prices, waiting_price
-from .reference import decode_rate, reference_interval
-from .view import LaneWork, RequestRow, View
+from .board import Board
+from .compiled import Ints
+from .dominance import surplus
+from .lanes import Floats, Option, Terms, padding, terms
+from .streams import round_lane
+from .view import RequestRow
 
 
 @dataclass(frozen=True, slots=True)
-class DecodePool:
-    """One candidate for each decode graph."""
+class RoundPool:
+    """One candidate for each graph of `Compiled.rounds`."""
 
     terms: Terms
-    graphs: Graphs
-    requests: Sequence[RequestRow]
-    cohorts: Cohorts
+    board: Board
+
+    @property
+    def dispatched(self) -> NDArray[np.intp]:
+        """Places in the view's graphs."""
+        return self.board.compiled.rounds.index
 
     def option(self, index: int) -> Option:
         """The cohort of one candidate."""
-        lanes = self.cohorts.order[index, : self.cohorts.served[index]].tolist()
-        chosen = sorted([self.requests[lane] for lane in lanes], key=lambda row: row.slot)
-        return Option(self.graphs.rows[index], tuple(chosen), tuple([_lane(row) for row in chosen]))
+        board, shapes = self.board, self.board.compiled.rounds
+        graph = board.view.graphs[shapes.index[index]]
+        count = int(self.terms.served[index])
+        chosen = best_streams(board, graph.duration_ns > 0, int(shapes.width_at[index]), count)
+        chosen.sort(key=lambda row: row.slot)
+        lanes = tuple([round_lane(row, graph.shape.width) for row in chosen])
+        return Option(graph, tuple(chosen), lanes, padding(graph.shape, lanes))
 
     def barred(self, index: int) -> str:
         """Why an ineligible candidate does not compete."""
-        batch = self.graphs.batch
-        smaller = smallest_cover(batch, np.asarray(len(self.requests)), np.ones(len(batch), np.bool_))
-        return f"redundant: batch {smaller} serves the same requests"
+        shapes = self.board.compiled.rounds
+        smaller = shapes.larger.than[shapes.larger.shape == index]
+        enough = smaller[shapes.batch[smaller] >= self.terms.served[index]]
+        if shapes.mixed[index]:
+            return f"redundant: {min([shapes.shapes[place] for place in enough.tolist()]).name} does the same work"
+        return f"redundant: batch {shapes.batch[enough].min()} serves the same requests"
 
 
-def decode_pool(view: View, requests: Sequence[RequestRow]) -> DecodePool | None:
-    """Candidates for the streams of `view`, which are `requests` in serving order; None without any."""
-    graphs = graphs_of(view, GraphKind.DECODE)
-    if not requests or not graphs.rows:
+def round_pool(board: Board) -> RoundPool | None:
+    """Candidates for the ready streams; None without any."""
+    shapes, ready = board.compiled.rounds, board.streams.ready
+    if not ready or not len(shapes):
         return None
-    streams = len(requests)
-    sigma_ms = reference_interval(graphs.duration_ms, graphs.batch, streams, streams) or 0.0
-    lanes = Lanes(
-        _priced_service(view, graphs, requests),
-        np.full(streams, view.policy.decode_age_price * view.value_scale * sigma_ms),
-        np.array([row.age_ms for row in requests], np.float64),
-    )
-    cohorts = best_cohorts(lanes, graphs.duration_ms, graphs.batch)
+    duration_ms = board.duration_ms[shapes.index]
+    served = np.minimum(shapes.batch, ready)
+    service, age = stream_sums(board, shapes.width_at, served, duration_ms)
+    pairs = shapes.next_larger
+    covers = pairs.batch >= served[pairs.shape]
     priced = terms(
-        graphs.duration_ms,
-        cohorts.service,
-        cohorts.age,
-        waiting_price(view, streams),
-        served=cohorts.served,
-        padding=graphs.batch - cohorts.served,
-        eligible=~surplus(graphs.batch, np.asarray(streams), np.ones(len(graphs.rows), np.bool_)),
+        duration_ms,
+        service,
+        age,
+        board.waiting_price,
+        served=served,
+        eligible=~surplus(len(shapes), pairs, covers),
+        gap=None if board.gap_cost is None else board.gap_cost[shapes.index],
     )
-    return DecodePool(priced, graphs, requests, cohorts)
+    return RoundPool(priced, board)
 
 
-def _priced_service(view: View, graphs: Graphs, requests: Sequence[RequestRow]) -> Floats:
-    """Scaled value [m] of one output token and its delivery; an unset delivery price is worth 0."""
-    policy = view.policy
-    tokens = token_prices(view, requests, np.full(len(requests), decode_rate(graphs)))
-    deliveries = np.array([row.delivery_price or 0.0 for row in requests], np.float64)
-    return (
-        policy.output_token_value * view.value_scale
-        + policy.token_fairness * tokens
-        + policy.delivery_fairness * deliveries
-    )
+def stream_sums(board: Board, width_at: NDArray[np.intp], lanes: Ints, duration_ms: Floats) -> tuple[Floats, Floats]:
+    """Priced service and age term of the best `lanes` [n] ready streams in graphs of width and `duration_ms` [n].
+
+    An unknown graph (duration 0) takes the streams of greatest service, and has no age term.
+    """
+    best, known = board.best, duration_ms > 0.0
+    places = width_at * best.service.shape[1] + lanes
+    service = best.service.take(places)
+    age = np.where(known, best.aged.take(places) + best.urgency.take(places) * duration_ms, 0.0)
+    if board.plain is not best:
+        service = np.where(known, service, board.plain.service.take(places))
+    return service, age
 
 
-def _lane(row: RequestRow) -> LaneWork:
-    return LaneWork(row.slot, row.generation, row.position, 1, emits=True, delivers=True, expected_tokens=1.0)
+def best_streams(board: Board, known: bool, width_at: int, count: int) -> list[RequestRow]:
+    """The `count` ready streams that a graph of this width serves, best first."""
+    ranking = board.best if known else board.plain
+    return [board.streams.rows[place] for place in ranking.order[width_at, :count].tolist()]

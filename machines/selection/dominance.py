@@ -1,28 +1,25 @@
 """Which shapes are too large for the work at hand.
 
-Owns one test that serves two rules: a shape is surplus if a smaller one of its kind already does the same logical work
-(docs/scheduling.md, "Discovery, staleness, exploration"). Does not own which shapes are compared. Surprising rule: no
-duration enters, so a lucky measurement never makes redundant padding preferable.
+Owns one test for all kinds: a shape is surplus if a smaller one of its kind already does the same logical work
+(docs/scheduling.md, "Score"). Does not own what counts as the same work. Surprising rule: no duration enters, so a
+lucky measurement never makes redundant padding preferable.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-from .lanes import Bools, Ints
-
-_NOTHING_COVERS = np.iinfo(np.int64).max
+from .compiled import Bools, Larger
 
 
-def smallest_cover(extent: Ints, needed: Ints, among: Bools) -> Ints:
-    """The smallest of `extent` [g] that is at least `needed` [...], of those that `among` [..., g] admits.
+def surplus(count: int, larger: Larger, covers: Bools) -> Bools:
+    """[..., g] of `count` shapes: a smaller one does the same work.
 
-    A value beyond every extent if there is none.
+    `covers` [..., e] says for each pair of `larger` whether the smaller shape does what the larger one would, and
+    competes. If all smaller shapes compete, the pairs with nothing in between are enough: what a smaller shape covers,
+    each one between the two covers as well.
     """
-    covers = among & (extent >= needed[..., None])
-    return np.asarray(np.where(covers, extent, _NOTHING_COVERS).min(axis=-1, initial=_NOTHING_COVERS))
-
-
-def surplus(extent: Ints, needed: Ints, among: Bools) -> Bools:
-    """[..., g]: a strictly smaller extent, admitted by `among`, already covers what is `needed` [...]."""
-    return np.asarray(extent > smallest_cover(extent, needed, among)[..., None])
+    found = np.zeros((*covers.shape[:-1], count), np.bool_)
+    *rows, pairs = np.nonzero(covers)
+    found[(*rows, larger.shape[pairs])] = True
+    return found

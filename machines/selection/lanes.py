@@ -1,4 +1,4 @@
-"""What every kind of candidate is built from: graphs as arrays, requests in serving order, prices, scores.
+"""What every kind of candidate is built from: scaled policy, scores, and a candidate spelled out.
 
 Owns the arithmetic that kinds share (docs/scheduling.md, "Value" and "Score"). Does not own which work a kind can do
 for a request. Surprising rule: requests are put in the order in which equals are served before anything is ranked, so
@@ -7,14 +7,15 @@ that a stable sort by value settles every tie among lanes.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..graph import GraphKind
-from .view import GraphRow, LaneWork, Phase, RequestRow, View
+from ..graph import GraphKind, GraphShape
+from .view import GraphRow, LaneWork, RequestRow, View
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -22,20 +23,59 @@ Bools = NDArray[np.bool_]
 
 NS_PER_MS = 1e6
 
+serving_place = attrgetter("last_fence", "slot")
+"""Least recently served first, then lower slots: the order in which equal lanes are served."""
+
 
 @dataclass(frozen=True, slots=True)
-class Graphs:
-    """The prepared graphs of one kind. Arrays are [g]; `duration_ms` is 0 where the cost is unknown."""
+class Scaled:
+    """The policy with all values of one decision multiplied by its scale (docs/scheduling.md, "Prices").
 
-    rows: tuple[GraphRow, ...]
-    duration_ms: Floats
-    batch: Ints
-    prefill_tokens: Ints
+    The two fairness coefficients multiply prices that are scaled already. `newcomer` / r is the price of a request that
+    has none yet. Times and `gap_stretch` are no values and stay as they are.
+    """
 
-    @property
-    def known(self) -> Bools:
-        """Which graphs have been measured, stale ones too."""
-        return self.duration_ms > 0.0
+    prompt_token_value: float
+    output_token_value: float
+    token_fairness: float
+    delivery_fairness: float
+    decode_age_price: float
+    terminal_value: float
+    terminal_age_price: float
+    first_output_age_price: float
+    newcomer: float
+    output_time_price: float
+    prompt_time_price: float
+    first_output_value: float
+    first_output_growth_ms: float
+    first_output_urgency: float
+    first_output_patience_ms: float
+    gap_price: float
+    gap_stretch: float
+
+    @staticmethod
+    def of(view: View, runnable: int) -> Scaled:
+        """Scale the policy of a view; `runnable` counts its residents that have not ended."""
+        policy, scale = view.policy, view.value_scale
+        return Scaled(
+            scale,
+            policy.output_token_value * scale,
+            policy.token_fairness,
+            policy.delivery_fairness,
+            policy.decode_age_price * scale,
+            policy.terminal_value * scale,
+            policy.terminal_age_price * scale,
+            policy.first_output_age_price * scale,
+            policy.newcomer_share * runnable * scale,
+            policy.output_time_price * scale,
+            policy.prompt_time_price * scale,
+            policy.first_output_value * scale,
+            policy.first_output_growth_ms,
+            policy.first_output_urgency * scale,
+            policy.first_output_patience_ms,
+            policy.gap_price * scale,
+            policy.gap_stretch,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +83,7 @@ class Terms:
     """Candidates of one kind, priced; arrays are [n], values are scaled.
 
     `service` is the priced service of the lanes, `age` the value of ending their waiting, `waiting` the cost per ms
-    that the frame imposes on all streams. `padding` counts physical positions that do no work. Only `eligible` ones
+    that the frame imposes on all that wait, `gap` that of holding up the streams (None: no price). Only `eligible` ones
     compete.
     """
 
@@ -53,63 +93,63 @@ class Terms:
     waiting: Floats
     score: Floats
     served: Ints
-    padding: Ints
     eligible: Bools
+    gap: Floats | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Option:
-    """One candidate: a graph, the requests that it serves and its work for each, in the order of slots."""
+class Sequel:
+    """The graph that a prerequisite enables and what it would do, in the order of slots.
+
+    `newly` counts its requests that the prerequisite enables; the others are ready already.
+    """
 
     graph: GraphRow
     requests: tuple[RequestRow, ...]
     lanes: tuple[LaneWork, ...]
+    newly: int
 
 
-def graphs_of(view: View, kind: GraphKind) -> Graphs:
-    """The graphs of `kind`, in the catalog's order."""
-    rows = tuple([row for row in view.graphs if row.shape.kind is kind])
-    return Graphs(
-        rows,
-        np.array([row.duration_ns for row in rows], np.float64) / NS_PER_MS,
-        np.array([row.shape.batch for row in rows], np.int64),
-        np.array([row.shape.prefill_tokens for row in rows], np.int64),
-    )
+@dataclass(frozen=True, slots=True)
+class Option:
+    """One candidate: a graph, the requests that it serves and its work for each, in the order of slots.
 
-
-def serving_order(requests: Sequence[RequestRow]) -> list[RequestRow]:
-    """Least recently served first, then lower slots: the order in which equal lanes are served."""
-    return sorted(requests, key=lambda row: (row.last_fence, row.slot))
-
-
-def decoding(view: View) -> list[RequestRow]:
-    """The streams: decoding requests that still have output to produce after queued work, in serving order.
-
-    One that queued work ends waits for nothing more: it is no stream, has no age and enlarges no family.
+    `padding` counts physical positions of the graph that do no work: token positions, or rows of a stage. `terminal`
+    counts the requests that it retires. `sequel`: it was chosen together with a following graph.
     """
-    return serving_order([row for row in view.requests if row.phase is Phase.DECODE and row.output_left > 0])
+
+    graph: GraphRow
+    requests: tuple[RequestRow, ...]
+    lanes: tuple[LaneWork, ...]
+    padding: int
+    terminal: int = 0
+    sequel: Sequel | None = None
 
 
-def prompting(view: View, phase: Phase) -> list[RequestRow]:
-    """Requests of a prompt phase with tokens to consume, in serving order."""
-    return serving_order([row for row in view.requests if row.phase is phase and row.position < row.boundary])
+def padding(shape: GraphShape, lanes: Sequence[LaneWork]) -> int:
+    """Token positions of a graph that gives tokens, less those that its lanes use.
+
+    A mixed graph has room for its prompt capacity and, beside one prompt row, W targets for each other row.
+    """
+    positions = shape.prefill_tokens
+    if shape.kind is GraphKind.MIXED:
+        positions += (shape.batch - 1) * shape.width
+    elif not positions:
+        positions = shape.batch * shape.width
+    return positions - sum([lane.tokens for lane in lanes])
 
 
-def token_prices(view: View, requests: Sequence[RequestRow], tokens_per_ms: Floats) -> Floats:
-    """Scaled token prices [m]. An unset one is the newcomer's, from the rates measured now; 0 where there is none."""
-    prices = np.array([np.nan if row.token_price is None else row.token_price for row in requests], np.float64)
-    unset = np.isnan(prices)
-    if unset.any():
-        newcomer = view.policy.newcomer_share * len(view.requests) * view.value_scale
-        measured = tokens_per_ms > 0.0
-        start = np.where(measured, newcomer / np.where(measured, tokens_per_ms, 1.0), 0.0)
-        prices = np.where(unset, start, prices)
-    return prices
+def token_prices(rows: Sequence[RequestRow], scaled: Scaled, rates: Callable[[Sequence[int]], Floats]) -> Floats:
+    """Scaled token prices [m]. One that is unset is the newcomer's, from the rate measured now, or 0 without one.
 
-
-def waiting_price(view: View, streams: int) -> float:
-    """Scaled value/ms^2 that the waiting of all streams costs."""
-    return view.policy.decode_age_price * view.value_scale * streams
+    `rates` gives the rates of the rows at some places, and is called for those without a price alone.
+    """
+    prices = [row.token_price for row in rows]
+    unset = [place for place, price in enumerate(prices) if price is None]
+    if unset:
+        for place, tokens_per_ms in zip(unset, rates(unset).tolist(), strict=True):
+            prices[place] = scaled.newcomer / tokens_per_ms if tokens_per_ms > 0.0 else 0.0
+    return np.array(prices, np.float64)
 
 
 def terms(
@@ -119,14 +159,17 @@ def terms(
     waiting_price: float,
     *,
     served: Ints,
-    padding: Ints,
     eligible: Bools,
+    gap: Floats | None = None,
 ) -> Terms:
-    """Score candidates: value per ms less the waiting imposed; an unknown graph by its priced service alone.
+    """Score candidates: value per ms less the waiting and the gaps imposed; an unknown graph by its priced service
+    alone.
 
-    `waiting_price` is the sum of c over all streams; `age` is 0 where the duration is unknown.
+    Arrays are [n]. `waiting_price` is the sum of c over all that wait; `age` and `gap` are 0 where the duration is
+    unknown.
     """
-    known = duration_ms > 0.0
     waiting = duration_ms * (0.5 * waiting_price)
-    score = (service + age) / np.where(known, duration_ms, 1.0) - waiting
-    return Terms(duration_ms, service, age, waiting, score, served, padding, eligible)
+    score = (service + age) / np.where(duration_ms > 0.0, duration_ms, 1.0) - waiting
+    if gap is not None:
+        score = score - gap
+    return Terms(duration_ms, service, age, waiting, score, served, eligible, gap)

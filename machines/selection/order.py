@@ -6,11 +6,15 @@ differ in the last bit are no tie.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
-from .lanes import Option, Terms
+from ..graph import GraphShape
+from .lanes import Bools, Option, Terms
+from .view import RequestRow
 
 
 class Pool(Protocol):
@@ -18,7 +22,12 @@ class Pool(Protocol):
 
     @property
     def terms(self) -> Terms:
-        """Columns of all candidates."""
+        """Columns of all candidates; the duration of a sequence is that of both graphs."""
+        ...
+
+    @property
+    def dispatched(self) -> NDArray[np.intp]:
+        """The place [n] in the view's graphs of what each candidate would submit: of a sequence, its first graph."""
         ...
 
     def option(self, index: int) -> Option:
@@ -31,7 +40,11 @@ class Pool(Protocol):
 
 
 class Standing(NamedTuple):
-    """A candidate's place in the total order; the smallest is the best. Greater-is-better columns are negated."""
+    """A candidate's place in the total order; the smallest is the best. Greater-is-better columns are negated.
+
+    Of a sequence, `served`, `last_fences` and `slots` are those of the requests of its first graph and of the ready
+    ones of its second; `padding` is that of the first.
+    """
 
     known: bool
     value: float
@@ -40,7 +53,8 @@ class Standing(NamedTuple):
     last_fences: tuple[int, ...]
     padding: int
     slots: tuple[int, ...]
-    shape: tuple[str, int, int]
+    shape: GraphShape
+    following: tuple[GraphShape, tuple[int, ...], tuple[int, ...]] | tuple[()]
 
 
 _LOSSES = (
@@ -51,33 +65,53 @@ _LOSSES = (
     "equal value, its requests were served more recently",
     "equal value, more padding",
     "equal value, higher slots",
-    "equal value, later in the catalog's order",
+    "equal value, larger shape",
+    "equal value, later in the order of following graphs",
 )
+DISPLACED = "displaced by a stale graph that is measured again"
 
 
 def standing(terms: Terms, index: int, option: Option) -> Standing:
     """The place of one candidate."""
-    shape = option.graph.shape
+    requests: tuple[RequestRow, ...] = option.requests
+    following: tuple[GraphShape, tuple[int, ...], tuple[int, ...]] | tuple[()] = ()
+    if option.sequel is not None:
+        rows = option.sequel.requests
+        merged = {row.slot: row for row in (*requests, *rows)}
+        requests = tuple([merged[slot] for slot in sorted(merged)])
+        following = option.sequel.graph.shape, _fences(rows), _slots(rows)
     return Standing(
         bool(terms.duration_ms[index] > 0.0),
         -float(terms.score[index]),
         float(terms.duration_ms[index]),
         -int(terms.served[index]),
-        tuple(sorted([row.last_fence for row in option.requests])),
-        int(terms.padding[index]),
-        tuple([row.slot for row in option.requests]),
-        (shape.kind, shape.batch, shape.prefill_tokens),
+        _fences(requests),
+        option.padding,
+        _slots(requests),
+        option.graph.shape,
+        following,
     )
 
 
-def champion(pool: Pool) -> int | None:
-    """The best eligible candidate of a pool; None if it has none."""
+def _fences(requests: Sequence[RequestRow]) -> tuple[int, ...]:
+    return tuple(sorted([row.last_fence for row in requests]))
+
+
+def _slots(requests: Sequence[RequestRow]) -> tuple[int, ...]:
+    return tuple([row.slot for row in requests])
+
+
+def champion(pool: Pool, among: Bools | None = None) -> int | None:
+    """The best eligible candidate of a pool, of those that `among` [n] admits; None if there is none."""
     terms = pool.terms
-    alive = np.flatnonzero(terms.eligible)
+    alive = np.flatnonzero(terms.eligible if among is None else terms.eligible & among)
     if not alive.size:
         return None
     # Columns first: cohorts are spelled out only for what is still equal after them.
-    for column in (terms.duration_ms > 0.0, -terms.score, terms.duration_ms, -terms.served):
+    unknown = terms.duration_ms[alive] == 0.0
+    if unknown.any():
+        alive = alive[unknown]
+    for column in (-terms.score, terms.duration_ms, -terms.served):
         values = column[alive]
         alive = alive[values == values.min()]
         if alive.size == 1:
@@ -86,7 +120,9 @@ def champion(pool: Pool) -> int | None:
 
 
 def why_lost(loser: Standing, winner: Standing) -> str:
-    """The first column in which two candidates differ, in words."""
+    """The first column in which two candidates differ, in words; one that stands before the winner was displaced."""
+    if loser < winner:
+        return DISPLACED
     for column, mine, best in zip(_LOSSES, loser, winner, strict=True):
         if mine != best:
             return column

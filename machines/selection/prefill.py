@@ -1,87 +1,153 @@
-"""Prefill candidates: one prompt row in each capacity, plain or scored.
+"""Candidates that consume prompts: prefill, scored prefill, and mixed graphs with decoding rows beside the prompt.
 
-Owns the candidates of the two prompt kinds (docs/scheduling.md, "Score"). Does not own the work itself (`prompt`).
-Surprising rule: there is no smallest-fitting filter; every measured capacity competes by the tokens that it would
-really consume, and only shapes that could do no more than a smaller one are dropped.
+Owns the choice among cohorts of prompt rows and prepared capacities (docs/scheduling.md, "Score" and "Mixed graphs").
+Does not own the work itself (`prompt`, `packing`) or how streams are ranked. Surprising rule: there is no
+smallest-fitting filter; every measured capacity competes by the tokens that it would really consume, and only shapes
+that could do no more than a smaller one are dropped.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
-from ..graph import GraphKind
-from .dominance import smallest_cover, surplus
-from .lanes import Bools, Graphs, Option, Terms, graphs_of, prompting, terms, token_prices, waiting_price
-from .prompt import PromptWork, prompt_work
-from .reference import prompt_rates
-from .view import LaneWork, Phase, RequestRow, View
+from .board import Board
+from .compiled import Bools, Ints, Larger, Shapes
+from .decode import best_streams, stream_sums
+from .dominance import surplus
+from .lanes import Option, Terms, padding, terms
+from .packing import PromptCohorts
+from .prompt import prompt_lane
+from .streams import round_lane
 
 
 @dataclass(frozen=True, slots=True)
-class PrefillPool:
-    """One candidate for each pair of a prompt row [m] and a graph [g], rows first; `explored` is [m, g]."""
+class PromptPool:
+    """Candidates [n]: cohorts of prompt rows in shapes, and streams in the rows that are left.
+
+    `places` [n] counts through all pairs of a cohort [c] and a shape [g], cohorts first. `beside` [q, g] is the number
+    of streams beside q + 1 prompt rows, `explored` [c, g] says which pairs exploration admits.
+    """
 
     terms: Terms
-    graphs: Graphs
-    requests: Sequence[RequestRow]
-    work: PromptWork
+    board: Board
+    shapes: Shapes
+    cohorts: PromptCohorts
+    places: NDArray[np.intp]
+    beside: Ints
     explored: Bools
 
+    @property
+    def dispatched(self) -> NDArray[np.intp]:
+        """Places in the view's graphs."""
+        return self.shapes.index[self.places % len(self.shapes)]
+
     def option(self, index: int) -> Option:
-        """The row and capacity of one candidate."""
-        row, graph = divmod(index, len(self.graphs.rows))
-        request = self.requests[row]
-        lane = LaneWork(
-            request.slot,
-            request.generation,
-            request.position,
-            int(self.work.tokens[row, graph]),
-            emits=bool(self.work.emits[row, graph]),
-            delivers=False,
-            expected_tokens=float(self.work.expected[row, graph]),
-        )
-        return Option(self.graphs.rows[graph], (request,), (lane,))
+        """The prompt rows, the streams beside them and the graph of one candidate."""
+        cohort, place = divmod(int(self.places[index]), len(self.shapes))
+        graph = self.board.view.graphs[self.shapes.index[place]]
+        members = self.cohorts.members(cohort, int(self.shapes.capacity_at[place]))
+        work = [(row, prompt_lane(row, tokens)) for row, tokens in members]
+        beside = int(self.beside[len(members) - 1, place])
+        if beside:
+            chosen = best_streams(self.board, graph.duration_ns > 0, int(self.shapes.width_at[place]), beside)
+            work += [(row, round_lane(row, graph.shape.width)) for row in chosen]
+        work.sort(key=lambda one: one[0].slot)
+        lanes = tuple([lane for _, lane in work])
+        return Option(graph, tuple([row for row, _ in work]), lanes, padding(graph.shape, lanes))
 
     def barred(self, index: int) -> str:
         """Why an ineligible candidate does not compete."""
-        row, graph = divmod(index, len(self.graphs.rows))
-        extent = self.graphs.prefill_tokens
-        if not self.explored[row, graph]:
-            smaller = smallest_cover(extent, self.work.endpoint[row], np.ones(len(extent), np.bool_))
-            return f"unmeasured: capacity {smaller} reaches the same endpoint"
-        smaller = smallest_cover(extent, self.work.reach[row], self.explored[row])
-        return f"redundant: capacity {smaller} consumes the same tokens"
+        cohort, place = divmod(int(self.places[index]), len(self.shapes))
+        shapes = self.shapes
+        if not self.explored[cohort, place]:
+            reached = _reached(self.cohorts, shapes)[cohort]
+            smaller = int(shapes.below[place])
+            while shapes.below[smaller] >= 0 and reached[shapes.below[smaller]] == reached[place]:
+                smaller = int(shapes.below[smaller])
+            return f"unmeasured: capacity {shapes.prefill_tokens[smaller]} reaches the same endpoint"
+        pairs = shapes.larger
+        covers = _covers(shapes, self.cohorts, self.beside, pairs)[cohort] & self.explored[cohort, pairs.than]
+        smaller = int(pairs.than[(pairs.shape == place) & covers][0])
+        if shapes.mixed[place]:
+            return f"redundant: {shapes.shapes[smaller].name} does the same work"
+        return f"redundant: capacity {shapes.prefill_tokens[smaller]} consumes the same tokens"
 
 
-def prefill_pool(view: View, phase: Phase, kind: GraphKind, streams: int) -> PrefillPool | None:
-    """Candidates of a prompt phase, served by the graphs of `kind` alone; None without any.
-
-    `streams` counts the decoding requests that the frame would keep waiting.
-    """
-    graphs, requests = graphs_of(view, kind), prompting(view, phase)
-    if not requests or not graphs.rows:
+def prompt_pool(board: Board, shapes: Shapes, cohorts: PromptCohorts) -> PromptPool | None:
+    """Candidates of a prompt phase, served by `shapes` alone; None without any."""
+    if not len(cohorts.rows) or not len(shapes):
         return None
-    work, policy, extent = prompt_work(requests, graphs), view.policy, graphs.prefill_tokens
-    shape = work.tokens.shape
-    token_part = policy.token_fairness * token_prices(view, requests, prompt_rates(work.expected, graphs))[:, None]
-    service = work.tokens * (view.value_scale + token_part) + work.emits * (
-        policy.output_token_value * view.value_scale + token_part
-    )
-    # What exploration leaves out is no alternative to anything: a measured larger graph stays.
-    prepared = np.ones(shape, np.bool_)
-    explored = graphs.known | ~surplus(extent, work.endpoint, prepared)
-    eligible = explored & ~surplus(extent, work.reach, explored)
-    count = work.tokens.size
+    duration_ms, tokens = board.duration_ms[shapes.index], cohorts.tokens.take(shapes.capacity_at, axis=1)
+    legal = (tokens > 0) & (cohorts.rows[:, None] <= shapes.rows)
+    cohort, place = legal.nonzero()
+    if not cohort.size:
+        return None
+    beside, explored = _beside(board, shapes, cohorts), _explored(cohorts, shapes, duration_ms > 0.0)
+    eligible = _eligible(shapes, cohorts, beside, explored)
+    places = cohort * len(shapes) + place
+    times, rows = duration_ms[place], cohorts.rows[cohort]
+    chunks = cohort * cohorts.tokens.shape[1] + shapes.capacity_at[place]
+    service, age = cohorts.service.take(chunks), np.zeros(len(places))
+    if cohorts.prompts.urgency > 0.0:
+        aged = cohorts.aged.take(chunks) + tokens.take(places) * times
+        age = np.where(times > 0.0, cohorts.prompts.urgency * aged, 0.0)
+    teams = (rows - 1) * len(shapes) + place
+    if beside.any():
+        stream_service, stream_age = stream_sums(board, shapes.width_at, beside, duration_ms)
+        service, age = service + stream_service.take(teams), age + stream_age.take(teams)
     priced = terms(
-        np.broadcast_to(graphs.duration_ms, shape).ravel(),
-        service.ravel(),
-        np.zeros(count),
-        waiting_price(view, streams),
-        served=np.ones(count, np.int64),
-        padding=(extent - work.tokens).ravel(),
-        eligible=eligible.ravel(),
+        times,
+        service,
+        age,
+        board.waiting_price,
+        served=rows + beside.take(teams),
+        eligible=eligible.take(places),
+        gap=None if board.gap_cost is None else board.gap_cost[shapes.index[place]],
     )
-    return PrefillPool(priced, graphs, requests, work, explored)
+    return PromptPool(priced, board, shapes, cohorts, places, beside, explored)
+
+
+def _beside(board: Board, shapes: Shapes, cohorts: PromptCohorts) -> Ints:
+    """How many streams [q, g] fill the rows that q + 1 prompt rows leave of a mixed graph."""
+    rows_max = int(cohorts.rows[-1])
+    left = np.maximum(shapes.batch - np.arange(1, rows_max + 1)[:, None], 0)
+    return np.where(shapes.mixed, np.minimum(left, board.streams.ready), 0)
+
+
+def _reached(cohorts: PromptCohorts, shapes: Shapes) -> Ints:
+    """How far [c, g] a shape takes the last row of a cohort towards its next endpoint; the others it takes whole."""
+    return np.minimum(cohorts.last, cohorts.stop[:, None]).take(shapes.capacity_at, axis=1)
+
+
+def _explored(cohorts: PromptCohorts, shapes: Shapes, known: Bools) -> Bools:
+    """[c, g]: measured, or no smaller capacity of the same other extents gets as near to the endpoints.
+
+    The next smaller one suffices: what a still smaller one reaches, it reaches as well.
+    """
+    if known.all():
+        return np.ones((len(cohorts.rows), len(shapes)), np.bool_)
+    reached = _reached(cohorts, shapes)
+    further: Bools = reached[:, shapes.below] != reached
+    return further | known | (shapes.below < 0)
+
+
+def _eligible(shapes: Shapes, cohorts: PromptCohorts, beside: Ints, explored: Bools) -> Bools:
+    """[c, g]: explored, and no smaller explored shape does the same work."""
+    # What exploration leaves out is no alternative to anything: a measured larger graph stays.
+    if explored.all():
+        pairs = shapes.next_larger
+        return ~surplus(len(shapes), pairs, _covers(shapes, cohorts, beside, pairs))
+    pairs = shapes.larger
+    covers = _covers(shapes, cohorts, beside, pairs) & explored[:, pairs.than]
+    return explored & ~surplus(len(shapes), pairs, covers)
+
+
+def _covers(shapes: Shapes, cohorts: PromptCohorts, beside: Ints, pairs: Larger) -> Bools:
+    """[c, e]: the smaller shape of a pair consumes the same prompt tokens, with room for the same rows."""
+    same: Bools = cohorts.tokens.take(pairs.smaller_at, axis=1) == cohorts.tokens.take(pairs.capacity_at, axis=1)
+    rows = np.arange(1, len(beside) + 1)[:, None]
+    room = (rows <= pairs.rows) & (rows + beside.take(pairs.shape, axis=1) <= pairs.batch)
+    return same & (room if len(room) == 1 else room[cohorts.rows - 1])

@@ -1,42 +1,129 @@
-"""What a graph that consumes one prompt can do for a request.
+"""What a graph that consumes prompts can do for a request, and what that is worth.
 
-Owns the logical work of prefill: tokens up to the boundary, and the output token that ends a prompt
-(docs/scheduling.md, "Value"). Does not own its price. Surprising rule: capacity beyond the boundary earns nothing, so a
-large graph on a short tail is priced by the tail.
+Owns the logical work of prompt lanes: tokens up to the boundary, spans that a chunk does not split, and the output
+token that ends a prompt (docs/scheduling.md, "Value"). Does not own which graphs compete (`prefill`) nor several rows
+in one graph (`packing`). Surprising rule: capacity beyond the boundary earns nothing, so a large graph on a short tail
+is priced by the tail.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from .lanes import Bools, Floats, Graphs, Ints
-from .view import RequestRow
+from .compiled import Ints, Shapes
+from .lanes import Floats, Scaled, token_prices
+from .premium import prompt_premium
+from .view import LaneWork, RequestRow
 
 
 @dataclass(frozen=True, slots=True)
-class PromptWork:
-    """For each row [m] and graph [g]: prompt tokens consumed, whether an output token follows, and both together.
+class Prompts:
+    """Prompt rows [m] of one phase: the first `ready` can be served now, the others stand behind stages; each part is
+    in serving order.
 
-    `reach` [m] is the distance to the boundary, `endpoint` [m] that to the next message or prompt endpoint.
+    For every entry [n] of `Compiled.capacities`: `tokens` [m, n] that a chunk consumes, 0 where it cannot serve the
+    row, and its priced `service` [m, n]. `age_ms` [m] is the wait for a first output. A chunk at whose end `horizon` ms
+    have passed is worth `service + urgency * tokens * (age + horizon)`. `token_value` and `output_value` [m] price one
+    unit; `finish` [m] is the distance to the end of a prompt that an output follows, -1 if none does; `stop` [m] is
+    that to the next message or prompt endpoint within the boundary.
     """
 
+    rows: tuple[RequestRow, ...]
+    ready: int
     tokens: Ints
-    emits: Bools
-    expected: Floats
-    reach: Ints
-    endpoint: Ints
+    service: Floats
+    urgency: float
+    age_ms: Floats
+    token_value: Floats
+    output_value: Floats
+    finish: Ints
+    stop: Ints
 
 
-def prompt_work(requests: Sequence[RequestRow], graphs: Graphs) -> PromptWork:
-    """The work of every prepared capacity for every prompt row; rows have `position` < `boundary`."""
-    position = np.array([row.position for row in requests], np.int64)
-    reach = np.array([row.boundary for row in requests], np.int64) - position
-    endpoint = np.array([row.next_endpoint for row in requests], np.int64) - position
+def prompts_of(
+    capacities: Ints,
+    group: Shapes,
+    duration_ms: Floats,
+    scaled: Scaled,
+    waiting: int,
+    ready: Sequence[RequestRow],
+    blocked: Sequence[RequestRow],
+) -> Prompts:
+    """Price the chunks of prompt rows that the graphs of `group` serve; rows have `position` < `boundary`.
+
+    `duration_ms` [G] is that of all graphs of the catalog, 0 where unknown; `waiting` counts the requests that wait for
+    a first output.
+    """
+    rows = (*ready, *blocked)
+    if not rows:  # Most views have none of one phase, and the way below is long.
+        ints, floats = np.zeros((0, len(capacities)), np.int64), np.zeros((0, len(capacities)))
+        return Prompts((), 0, ints, floats, 0.0, floats[:, 0], floats[:, 0], floats[:, 0], ints[:, 0], ints[:, 0])
+    reach = np.array([row.boundary - row.position for row in rows], np.int64)
+    endpoint = np.array([row.next_endpoint - row.position for row in rows], np.int64)
     # A request that only scores its prompt has no output left and ends without a token.
-    ends = np.array([row.prompt_tokens if row.output_left > 0 else -1 for row in requests], np.int64)
-    tokens = np.minimum(reach[:, None], graphs.prefill_tokens)
-    emits = position[:, None] + tokens == ends[:, None]
-    return PromptWork(tokens, emits, (tokens + emits).astype(np.float64), reach, endpoint)
+    finish = np.array([row.prompt_tokens - row.position if row.output_left > 0 else -1 for row in rows], np.int64)
+    tokens = np.minimum(reach[:, None], capacities)
+    for place, row in enumerate(rows):
+        if row.spans:
+            tokens[place] = [chunk(row, capacity) for capacity in capacities.tolist()]
+    emits = tokens == finish[:, None]
+    times = duration_ms[group.index]
+    prices = token_prices(
+        rows, scaled, lambda some: prompt_rates((tokens[some] + emits[some]).take(group.capacity_at, axis=1), times)
+    )
+    token_value = scaled.prompt_token_value + scaled.token_fairness * prices
+    premium = prompt_premium(group, times, scaled, rows)
+    if premium is not None:
+        token_value = token_value + premium
+    output_value = scaled.output_token_value + scaled.token_fairness * prices
+    return Prompts(
+        rows,
+        len(ready),
+        tokens,
+        tokens * token_value[:, None] + emits * output_value[:, None],
+        _urgency(group, times, scaled, waiting),
+        np.array([row.age_ms for row in rows], np.float64),
+        token_value,
+        output_value,
+        finish,
+        np.minimum(endpoint, reach),
+    )
+
+
+def chunk(row: RequestRow, capacity: int) -> int:
+    """Prompt tokens that a positive capacity consumes of a row: up to its boundary, and back to the start of a span
+    that the chunk would end inside of. Spans are disjoint and rising; 0: the capacity cannot serve the row."""
+    end = row.position + min(capacity, row.boundary - row.position)
+    place = bisect_left(row.spans, (end,)) - 1
+    if place >= 0 and row.spans[place][1] > end:
+        end = row.spans[place][0]
+    return max(0, end - row.position)
+
+
+def prompt_rates(expected: Ints, times: Floats) -> Floats:
+    """The greatest (expected tokens)/T [m] over the measured graphs [g] of `expected` [m, g]; 0 if none is measured."""
+    return np.asarray((expected / np.where(times > 0.0, times, np.inf)).max(axis=1, initial=0.0))
+
+
+def prompt_lane(row: RequestRow, tokens: int) -> LaneWork:
+    """The lane of a prompt row that consumes `tokens`."""
+    emits = row.position + tokens == row.prompt_tokens and row.output_left > 0
+    expected = float(tokens + emits)
+    return LaneWork(row.slot, row.generation, row.position, tokens, emits, False, expected)
+
+
+def _urgency(group: Shapes, times: Floats, scaled: Scaled, waiting: int) -> float:
+    """Scaled value per ms of waiting that one prompt token of a row brings nearer its end; 0 without a measured rate
+    (docs/scheduling.md, "Waiting for a first output").
+
+    The reference interval of a row is its r remaining tokens at the best measured rate, times the number of those that
+    wait. A chunk of n earns n/r of it, so that r itself does not matter.
+    """
+    known = times > 0.0
+    if scaled.first_output_age_price == 0.0 or not known.any():
+        return 0.0
+    return scaled.first_output_age_price * waiting / float((group.prefill_tokens[known] / times[known]).max())

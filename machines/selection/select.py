@@ -9,32 +9,42 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..graph import GraphKind
-from .decode import decode_pool
-from .lanes import Option, decoding
+from .blocked import Blocked
+from .board import Board
+from .compiled import Compiled
+from .decode import round_pool
+from .lanes import Option
 from .order import Pool, Standing, champion, standing, why_lost
-from .prefill import prefill_pool
-from .view import Candidate, Decision, Hold, Phase, Plan, Reason, View
+from .pairs import pair_pool
+from .prefill import prompt_pool
+from .refresh import refresh
+from .stages import stage_pool
+from .view import Candidate, Decision, Following, Hold, Plan, Reason, View
 
 
-def select(view: View, *, explain: bool = False) -> Decision:
+def select(view: View, compiled: Compiled | None = None, *, explain: bool = False) -> Decision:
     """Choose the graph and cohort with the greatest value per ms (docs/scheduling.md, "Score").
 
-    `explain` adds every candidate, best first, with the terms of its score and why it lost.
+    `compiled` is the catalog of the view's graphs, in their order; it is made here if not given. `explain` adds every
+    candidate, best first, with the terms of its score and why it lost.
     """
-    pools = _pools(view)
-    best: tuple[Standing, Option] | None = None
-    for pool in pools:
-        index = champion(pool)
-        if index is not None:
-            option = pool.option(index)
-            place = standing(pool.terms, index, option)
-            if best is None or place < best[0]:
-                best = place, option
+    board = Board.of(view, compiled)
+    blocked = Blocked.of(board)
+    pools = _pools(board, blocked)
+    best = _best(pools)
+    if blocked is not None:
+        pairs = _pairs(blocked, best, every=explain)
+        pools += pairs
+        best = _best(pairs, best)
+    reason = Reason.ORDINARY if best is None or best[1].graph.duration_ns > 0 else Reason.DISCOVERY
+    if view.refresh_funded and best is not None and reason is Reason.ORDINARY:
+        other = refresh(view, pools, blocked, best[1].graph)
+        if other is not None:
+            best, reason = other, Reason.TIMING_REFRESH
     candidates = _explained(pools, best[0] if best else None) if explain else ()
     if best is None:
         return Decision(None, Hold.NOTHING_READY, None, candidates)
-    plan = _plan(view, *best)
+    plan = _plan(view, *best, reason)
     if view.window and view.overrun:
         return Decision(None, Hold.OVERRUN, None, candidates)
     if view.window and (plan.needs_empty_window or _closed(view)):
@@ -42,14 +52,39 @@ def select(view: View, *, explain: bool = False) -> Decision:
     return Decision(plan, None, None, candidates)
 
 
-def _pools(view: View) -> list[Pool]:
-    streams = decoding(view)
+def _pools(board: Board, blocked: Blocked | None) -> list[Pool]:
+    """The candidates of one graph, of all kinds."""
+    compiled = board.compiled
     pools: tuple[Pool | None, ...] = (
-        decode_pool(view, streams),
-        prefill_pool(view, Phase.PREFILL, GraphKind.PREFILL, len(streams)),
-        prefill_pool(view, Phase.SCORED_PREFILL, GraphKind.SCORED_PREFILL, len(streams)),
+        round_pool(board),
+        prompt_pool(board, compiled.prompts, board.prompt_cohorts),
+        prompt_pool(board, compiled.scored, board.scored_cohorts),
+        None if blocked is None else stage_pool(blocked),
     )
     return [pool for pool in pools if pool is not None]
+
+
+def _pairs(blocked: Blocked, single: tuple[Standing, Option] | None, *, every: bool) -> list[Pool]:
+    """The candidates of two graphs: those that can win against the best `single` one, or the best of `every` pair."""
+    if single is None:
+        pool = pair_pool(blocked, every=every)
+    elif single[0].known:
+        pool = pair_pool(blocked, known=-single[0].value, every=every)
+    else:
+        pool = pair_pool(blocked, unknown=-single[0].value, every=every)
+    return [] if pool is None else [pool]
+
+
+def _best(pools: Sequence[Pool], best: tuple[Standing, Option] | None = None) -> tuple[Standing, Option] | None:
+    """The first in the total order among the candidates of `pools` and the `best` of others."""
+    for pool in pools:
+        index = champion(pool)
+        if index is not None:
+            option = pool.option(index)
+            place = standing(pool.terms, index, option)
+            if best is None or place < best[0]:
+                best = place, option
+    return best
 
 
 def _closed(view: View) -> bool:
@@ -63,19 +98,24 @@ def _needs_empty_window(option: Option) -> bool:
     return option.graph.runs_alone or any(row.needs_feedback for row in option.requests)
 
 
-def _plan(view: View, place: Standing, option: Option) -> Plan:
+def _plan(view: View, place: Standing, option: Option, reason: Reason) -> Plan:
     graph = option.graph
-    known = graph.duration_ns > 0
     return Plan(
         shape=graph.shape,
         lanes=option.lanes,
         duration_ns=graph.duration_ns,
-        observation_age_ns=view.now_ns - graph.observed_at_ns if known else None,
+        observation_age_ns=view.now_ns - graph.observed_at_ns if graph.duration_ns > 0 else None,
         score=-place.value,
         log_scale=view.log_scale,
-        reason=Reason.ORDINARY if known else Reason.DISCOVERY,
+        reason=reason,
         needs_empty_window=_needs_empty_window(option),
+        following=_following(option),
     )
+
+
+def _following(option: Option) -> Following | None:
+    sequel = option.sequel
+    return None if sequel is None else Following(sequel.graph.shape, sequel.lanes, sequel.graph.duration_ns)
 
 
 def _explained(pools: Sequence[Pool], winner: Standing | None) -> tuple[Candidate, ...]:
@@ -85,13 +125,14 @@ def _explained(pools: Sequence[Pool], winner: Standing | None) -> tuple[Candidat
         terms = pool.terms
         for index in range(len(terms.score)):
             option = pool.option(index)
-            place = standing(terms, index, option)
+            place, sequel = standing(terms, index, option), option.sequel
             barred = None if terms.eligible[index] else pool.barred(index)
             lost = barred or (None if winner is None or place == winner else why_lost(place, winner))
+            lanes = option.lanes + (sequel.lanes if sequel else ())
             candidate = Candidate(
                 shape=option.graph.shape,
                 slots=place.slots,
-                tokens=sum([lane.tokens for lane in option.lanes]),
+                tokens=sum([lane.tokens for lane in lanes]),
                 duration_ns=option.graph.duration_ns,
                 service=float(terms.service[index]),
                 age_term=float(terms.age[index]),
@@ -99,6 +140,11 @@ def _explained(pools: Sequence[Pool], winner: Standing | None) -> tuple[Candidat
                 score=float(terms.score[index]),
                 needs_empty_window=_needs_empty_window(option),
                 lost=lost,
+                following=_following(option),
+                newly=sequel.newly if sequel else 0,
+                ready=len(sequel.lanes) - sequel.newly if sequel else 0,
+                terminal=option.terminal,
+                gap_cost=0.0 if terms.gap is None else float(terms.gap[index]),
             )
             found.append((barred is not None, place, candidate))
     found.sort(key=lambda entry: entry[:2])

@@ -51,6 +51,14 @@ class PolicyRow(msgspec.Struct, frozen=True):
     terminal_value: float = 256.0
     terminal_age_price: float = 1.0
     first_output_age_price: float = 0.0
+    output_time_price: float = 0.0
+    prompt_time_price: float = 0.0
+    first_output_value: float = 0.0
+    first_output_growth_ms: float = 0.0
+    first_output_urgency: float = 0.0
+    first_output_patience_ms: float = 500.0
+    gap_price: float = 0.0
+    gap_stretch: float = 5.0
 
 
 class GraphRow(msgspec.Struct, frozen=True):
@@ -189,8 +197,9 @@ class Plan(msgspec.Struct, frozen=True):
 class Candidate(msgspec.Struct, frozen=True):
     """A candidate as `flare explain` shows it: the terms of its score, and why it lost (None: it won).
 
-    `service` and `age_term` sum over all lanes of the sequence; `newly`, `ready` and `terminal` say how many of its
-    lanes the prerequisite enables, were ready, and retire (0 of a candidate of one graph, but for `terminal`).
+    `service` and `age_term` sum over all lanes of the sequence, and `waiting_cost` and `gap_cost` are what it costs per
+    ms; `newly`, `ready` and `terminal` say how many of its lanes the prerequisite enables, were ready, and retire (0 of
+    a candidate of one graph, but for `terminal`).
     """
 
     shape: GraphShape
@@ -207,6 +216,7 @@ class Candidate(msgspec.Struct, frozen=True):
     newly: int = 0
     ready: int = 0
     terminal: int = 0
+    gap_cost: float = 0.0
 
 
 class Decision(msgspec.Struct, frozen=True):

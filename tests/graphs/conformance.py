@@ -1,8 +1,9 @@
 """One suite that every device passes. A device joins by subclassing `DeviceConformance` with its `make`.
 
-Owns the checks of graphs/device.py and graphs/frames.py that hold whatever the model. Does not compare tokens between
-devices. Surprising rule: requests are compared with themselves, so a device that draws wrong but consistent tokens
-passes; the programs' own tests compare with a reference.
+Owns the checks of graphs/device.py and graphs/frames.py that hold whatever the model, for the kinds that every device
+has; other `conformance_*` modules add the rest. Does not compare tokens between devices. Surprising rule: requests are
+compared with themselves, so a device that draws wrong but consistent tokens passes; the programs' own tests compare
+with a reference.
 """
 
 from __future__ import annotations
@@ -18,22 +19,27 @@ from flare.graphs.frames import LaneInput, LaneResult, Sampling
 from flare.machines.graph import GraphKind, GraphShape
 from flare.machines.ids import RequestHandle
 from flare.machines.request import EndReason
-from tests.graphs.host import DECODE, GREEDY, SCORED, Host, banning, decode_lane, ok, prompt_of
+from tests.graphs.host import CATALOG, DECODE, GREEDY, SCORED, Host, banning, decode_lane, ok, prompt_of
 
 
-class DeviceConformance:
+class Conformance:
     """Subclass with `make`: a new device of at least 4 slots and 24 pages, not yet prepared."""
 
     make: ClassVar[Callable[[], Device]]
+    catalog: ClassVar[tuple[GraphShape, ...]] = CATALOG
 
     @pytest.fixture
     def host(self) -> Iterator[Host]:
         """A prepared and started device with its driver."""
         device = type(self).make()
         try:
-            yield Host(device)
+            yield Host(device, type(self).catalog)
         finally:
             device.close()
+
+
+class DeviceConformance(Conformance):
+    """What every device does, with prefill, scored prefill and decode graphs."""
 
     def test_prefill_emits_the_first_token(self, host: Host) -> None:
         row = host.admit(0, prompt_of(10, 1))

@@ -7,7 +7,7 @@ order that the test asks for, so that indirection is part of every comparison.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
@@ -21,6 +21,7 @@ from flare.graphs.models.config import ModelConfig
 from flare.graphs.models.source import Int4Groups, WeightSource
 from flare.graphs.programs.buffers import StepBuffers
 from flare.graphs.programs.decoder import Decoder
+from flare.graphs.programs.extents import Extents
 from flare.graphs.programs.frame_io import FrameIo
 from flare.graphs.programs.reference import ReferenceStep
 from flare.graphs.programs.rows import StateRows
@@ -79,7 +80,8 @@ class Driver:
         """Allocate everything; `shuffle` seeds the order of pages (None: rising)."""
         each = -(-self.max_model_len // PAGE_TOKENS)
         rows = StateRows.allocate(self.slots, self.max_model_len)
-        buffers = StepBuffers.allocate(self.slots, self.prompt_rows, self.max_model_len)
+        extents = Extents(self.slots, self.slots, self.prompt_rows + self.slots - 1)
+        buffers = StepBuffers.allocate(extents, self.max_model_len)
         self.program = self.make(self.config, self.source, rows, buffers, each * self.slots)
         self._io = FrameIo(rows, buffers, each * self.slots, self.config.vocab)
         order = np.arange(each * self.slots)
@@ -93,10 +95,7 @@ class Driver:
         frame = Frame(Fence(1), shape, tuple(lanes))
         self._io.check(frame)
         self._io.write(frame)
-        if shape.kind is GraphKind.DECODE:
-            self.program.decode(len(lanes))
-        else:
-            self.program.prefill(len(lanes), shape.kind is GraphKind.SCORED_PREFILL)
+        self.program.step(len(lanes), shape.kind is GraphKind.SCORED_PREFILL)
         return self._io.read(frame)
 
     def prompt(
@@ -113,9 +112,8 @@ class Driver:
         history: History | None = None,
     ) -> tuple[RequestHandle, list[LaneResult]]:
         """Prefill a fresh generation in chunks of `chunk` tokens, scored if `prompt_logprobs` is not None."""
-        self._generation += 1
-        handle = RequestHandle(slot, self._generation)
-        binding = Binding(self._pages[slot], sampling, stop, limit, logprobs, prompt_logprobs)
+        handle, binding = self.bind(slot, sampling, limit=limit)
+        binding = replace(binding, stop_tokens=stop, logprobs=logprobs, prompt_logprobs=prompt_logprobs)
         kind = GraphKind.PREFILL if prompt_logprobs is None else GraphKind.SCORED_PREFILL
         results: list[LaneResult] = []
         for start in range(0, len(ids), chunk or self.prompt_rows):
@@ -134,6 +132,12 @@ class Driver:
         notes = histories or [None] * len(handles)
         lanes = [LaneInput(handle, 0, True, history=note) for handle, note in zip(handles, notes, strict=True)]
         return self.run(GraphShape(GraphKind.DECODE, self.slots), lanes)
+
+    def bind(self, slot: int, sampling: Sampling = GREEDY, *, limit: int = 64) -> tuple[RequestHandle, Binding]:
+        """A fresh generation of a slot, and the binding that its first lane carries."""
+        self._generation += 1
+        binding = Binding(self._pages[slot], sampling, (), limit)
+        return RequestHandle(slot, self._generation), binding
 
     def generate(self, slot: int, ids: Sequence[int], sampling: Sampling = GREEDY, *, limit: int = 16) -> list[int]:
         """A whole answer, alone."""

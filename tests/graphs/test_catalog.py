@@ -10,6 +10,7 @@ import pytest
 from flare.config.loader import load_recipe
 from flare.config.schema import ConfigError
 from flare.graphs.catalog import build_catalog, padded_concurrency
+from flare.machines.graph import GraphKind
 
 CPU = load_recipe("cpu")
 
@@ -65,9 +66,17 @@ def test_a_maximum_that_is_no_capacity_is_refused(tokens: int) -> None:
         ("prefill_tokens", (-64, 64), "prefill_tokens: -64 is not"),
         ("scored_prefill_tokens", (64, 64), "scored_prefill_tokens: 64 is listed twice"),
         ("scored_prefill_tokens", (), "no scored_prefill graph"),
+        ("mixed_batches", (2, 2), "mixed_batches: 2 is listed twice"),
+        ("mixed_batches", (1, 2), "mixed_batches: 1 is not from 2 to 64"),
+        ("mixed_batches", (), "mixed_batches: empty, but mixed graphs need both"),
+        ("mixed_prefill_tokens", (128, 64), "mixed_prefill_tokens: 64 follows 128"),
+        ("mixed_prefill_tokens", (64, 100), "mixed_prefill_tokens: 100 is no multiple of 64; take 64"),
+        ("mixed_prefill_tokens", (32,), "mixed_prefill_tokens: 32 is no multiple of 64; take 64"),
+        ("mixed_prefill_tokens", (), "mixed_prefill_tokens: empty, but mixed graphs need both"),
+        ("prompt_rows", 0, "prompt_rows: 0 is not at least 1"),
     ],
 )
-def test_a_bad_recipe_is_refused_by_name(key: str, values: tuple[int, ...], message: str) -> None:
+def test_a_bad_recipe_is_refused_by_name(key: str, values: tuple[int, ...] | int, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         build_catalog(msgspec.structs.replace(CPU, **{key: values}), 16, 64)
 
@@ -90,6 +99,53 @@ def test_a_bad_recipe_file_is_refused_by_name(tmp_path: Path, text: str, message
         load_recipe(str(file))
 
 
+def test_mixed_graphs_are_prepared_only_if_asked_for() -> None:
+    plain = build_catalog(CPU, 4, 256)
+    assert all(shape.kind is not GraphKind.MIXED for shape in plain)
+    catalog = build_catalog(CPU, 4, 256, mixed_prefill=True)
+    assert catalog[: len(plain)] == plain
+    mixed = catalog[len(plain) :]
+    assert {shape.batch for shape in mixed} == {2, 4}
+    assert all(shape.kind is GraphKind.MIXED and shape.prompt_rows == 1 for shape in mixed)
+    tokens = [shape.prefill_tokens for shape in mixed if shape.batch == 2]
+    assert tokens[0] == 64 and tokens[-1] == 256 and all(n % 64 == 0 for n in tokens)
+
+
+@pytest.mark.parametrize(
+    ("slots", "changes"),
+    [(1, {}), (4, {"mixed_batches": (), "mixed_prefill_tokens": ()}), (4, {"mixed_batches": (8,)})],
+)
+def test_mixed_graphs_that_do_not_exist_are_refused(slots: int, changes: dict[str, tuple[int, ...]]) -> None:
+    with pytest.raises(ConfigError, match="no mixed graph"):
+        build_catalog(msgspec.structs.replace(CPU, **changes), slots, 64, mixed_prefill=True)
+
+
+def test_prompt_rows_widen_prefill_and_mixed_graphs_as_far_as_rows_go() -> None:
+    recipe = msgspec.structs.replace(CPU, prompt_rows=4)
+    catalog = build_catalog(recipe, 2, 64, mixed_prefill=True)
+    assert [shape.name for shape in catalog] == [
+        "decode/b1",
+        "decode/b2",
+        "prefill/t64r2",
+        "scored_prefill/t64",
+        "mixed/b2t64",
+    ]
+    wide = build_catalog(recipe, 16, 64, mixed_prefill=True)
+    assert [shape.name for shape in wide if "mixed" in shape.name] == [
+        "mixed/b2t64",
+        "mixed/b4t64r3",
+        "mixed/b8t64r4",
+        "mixed/b16t64r4",
+    ]
+
+
+def test_the_simulated_devices_recipe_gives_a_catalog_of_bounded_size() -> None:
+    recipe = load_recipe("sim")
+    catalog = build_catalog(recipe, 64, 512, mixed_prefill=True)
+    assert len(set(catalog)) == len(catalog) <= 45
+    assert {shape.kind for shape in catalog} >= {GraphKind.MIXED, GraphKind.DECODE, GraphKind.PREFILL}
+
+
 def test_an_unknown_recipe_lists_those_that_exist() -> None:
-    with pytest.raises(ConfigError, match=r"gpu.*cpu"):
+    with pytest.raises(ConfigError, match=r"gpu.*cpu, sim"):
         load_recipe("gpu")

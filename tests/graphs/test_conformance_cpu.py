@@ -1,5 +1,5 @@
-"""The conformance suite on the CPU device, with a tiny random model: compiled in the default formats, and as torch runs
-the exact ones."""
+"""The conformance suites on the CPU device, with a tiny random model: compiled in the default formats, and as torch
+runs the exact ones."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from flare.graphs.cpu.device import CpuDevice
 from flare.graphs.device import Device
 from flare.graphs.models.source import Int4Groups
 from tests.graphs.conformance import DeviceConformance
+from tests.graphs.conformance_mixed import MixedConformance
 from tests.tiny_models import tiny_config, tiny_tensors
 
 
@@ -58,5 +59,17 @@ class TestCompiled(DeviceConformance):
 
 class TestEager(DeviceConformance):
     """Every check, on the reference program."""
+
+    make = partial(make_cpu, "float32", True)
+
+
+class TestCompiledMixed(MixedConformance):
+    """Mixed graphs and packed prompts, compiled."""
+
+    make = partial(make_cpu, "auto", False)
+
+
+class TestEagerMixed(MixedConformance):
+    """Mixed graphs and packed prompts, on the reference program."""
 
     make = partial(make_cpu, "float32", True)

@@ -7,25 +7,34 @@ each time.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from flare.machines.request import (
+from flare.machines.graph import GraphKind
+from flare.machines.lifecycle import (
     Admitted,
+    Blocked,
     Cancel,
     ChunkCommitted,
     Dispatched,
     End,
-    EndReason,
     Fail,
+    OutputReady,
+    Parked,
+    Preempt,
     PromptCommitted,
-    PromptScored,
+    PromptReady,
+    Rebound,
     Release,
     RequestEvent,
-    RequestSpec,
     RequestState,
+    Retire,
+    StageCommitted,
+    Stood,
+    Terminate,
     TokensCommitted,
 )
+from flare.machines.request import EndReason, RequestSpec
 
 
 class Facts(NamedTuple):
@@ -36,58 +45,157 @@ class Facts(NamedTuple):
     produced: int
     last_fence: int
     end_reason: EndReason | None
+    stages: tuple[GraphKind, ...]
 
 
-def _happened(history: Sequence[RequestEvent], *kinds: type) -> bool:
-    return any(isinstance(event, kinds) for event in history)
+def _count(history: Sequence[RequestEvent], *kinds: type) -> int:
+    return sum(isinstance(event, kinds) for event in history)
+
+
+def _last(history: Sequence[RequestEvent], *kinds: type) -> int:
+    """The place of the last event of these kinds; -1 if there is none."""
+    return max((index for index, event in enumerate(history) if isinstance(event, kinds)), default=-1)
+
+
+def script(spec: RequestSpec) -> Iterator[tuple[int, tuple[GraphKind, ...]]]:
+    """Every prompt position at which stages are due, and which: at the first, those of the entry come first."""
+    entry = ((GraphKind.INITIALIZE,) if spec.initialize else ()) + (
+        (GraphKind.RESTORE,) if spec.restored_tokens else ()
+    )
+    windows = {window.start: window for window in spec.windows if window.start >= spec.restored_tokens}
+    for position in range(spec.restored_tokens, spec.prompt_tokens + 1):
+        due = entry if position == spec.restored_tokens else ()
+        window = windows.get(position)
+        later_window = window is not None and position != min(windows)
+        if later_window:
+            due += (GraphKind.SNAPSHOT, GraphKind.RESTORE)
+        elif position in spec.checkpoints and position > spec.restored_tokens:
+            due += (GraphKind.SNAPSHOT,)
+        if window is not None:
+            due += (GraphKind.VISION,) * window.operations
+        if due:
+            yield position, due
+
+
+def stages(spec: RequestSpec, history: Sequence[RequestEvent], position: int) -> tuple[GraphKind, ...]:
+    """What must be done before the prompt or the output can go on."""
+    if not _count(history, Admitted):
+        return ()
+    resumes = _count(history, Parked) and _last(history, Admitted) > _last(history, Parked)
+    resumed = any(e == StageCommitted(GraphKind.RESUME) for e in history[_last(history, Parked) + 1 :])
+    done = sum(isinstance(e, StageCommitted) and e.kind is not GraphKind.RESUME for e in history)
+    reached = [kind for at, due in script(spec) if at <= position for kind in due]
+    resume = (GraphKind.RESUME,) if resumes and not resumed else ()
+    return (*resume, *reached[done:])
+
+
+def draining(spec: RequestSpec, history: Sequence[RequestEvent]) -> bool:
+    """Whether a window's snapshot comes next of what its windows need, and its state is not known to stand still."""
+    done = sum(isinstance(e, StageCommitted) and e.kind is not GraphKind.RESUME for e in history)
+    places = [(kind, at) for at, due in script(spec) for kind in due]
+    starts = {window.start for window in spec.windows}
+    kind, at = places[done] if done < len(places) else (None, 0)
+    if kind is not GraphKind.SNAPSHOT or at not in starts:
+        return False
+    first = min(start for start in starts if start >= spec.restored_tokens)
+    reached = at <= _position(spec, history) and at != first
+    return reached and _last(history, Stood) < max(_last(history, ChunkCommitted), 0)
+
+
+def _position(spec: RequestSpec, history: Sequence[RequestEvent]) -> int:
+    chunks = sum(e.tokens for e in history if isinstance(e, ChunkCommitted | PromptCommitted))
+    return spec.restored_tokens + chunks
 
 
 def facts(spec: RequestSpec, history: Sequence[RequestEvent]) -> Facts:
     """State and counters after `history`, all of which was allowed."""
-    consumed = sum(e.tokens for e in history if isinstance(e, ChunkCommitted | PromptCommitted | PromptScored))
+    position = _position(spec, history)
+    restores = [e for e in history if e == StageCommitted(GraphKind.RESTORE)]
+    consumed = position if restores or not spec.restored_tokens else 0
     drawn = sum(e.tokens for e in history if isinstance(e, TokensCommitted))
-    produced = drawn + _happened(history, PromptCommitted)
+    produced = drawn + min(spec.max_tokens, 1) * _count(history, PromptCommitted)
     fences = [int(e.fence) for e in history if isinstance(e, Dispatched)]
-    reasons = [e.reason for e in history if isinstance(e, End)]
-    if _happened(history, PromptScored):
-        reasons.append(EndReason.LENGTH)
+    reasons = [e.reason for e in history if isinstance(e, End | Terminate)]
     return Facts(
-        _state(spec, history, consumed), consumed, produced, fences[-1] if fences else 0, next(iter(reasons), None)
+        _state(history),
+        consumed,
+        produced,
+        fences[-1] if fences else 0,
+        next(iter(reasons), None),
+        stages(spec, history, position),
     )
 
 
-def _state(spec: RequestSpec, history: Sequence[RequestEvent], consumed: int) -> RequestState:
-    if not _happened(history, Admitted):
-        return RequestState.RETIRED if _happened(history, Cancel) else RequestState.QUEUED
-    if _happened(history, Release):
+def _state(history: Sequence[RequestEvent]) -> RequestState:
+    admitted = _last(history, Admitted)
+    waits = admitted == -1 or _last(history, Parked) > admitted
+    if (waits and _count(history, Cancel)) or _count(history, Release):
         return RequestState.RETIRED
-    if _happened(history, Cancel):
+    if _count(history, Cancel):
         return RequestState.CANCELLED
-    if _happened(history, Fail):
+    if _count(history, Fail):
         return RequestState.FAILED
-    if _happened(history, End, PromptScored):
+    if _count(history, End) or _count(history, Retire):
         return RequestState.ENDED
-    return RequestState.DECODING if consumed == spec.prompt_tokens else RequestState.PREFILLING
+    if _count(history, Terminate):
+        return RequestState.RETIRING
+    if waits:
+        return RequestState.QUEUED if admitted == -1 else RequestState.PREEMPTED
+    if _last(history, Preempt) > admitted:
+        return RequestState.PREEMPTING
+    resumes = _count(history, Parked) > 0
+    if max(_last(history, Blocked), admitted if resumes else -1) > _last(history, PromptReady, OutputReady):
+        return RequestState.PREPARING
+    return RequestState.DECODING if _count(history, PromptCommitted) else RequestState.PREFILLING
+
+
+_PREFILLING, _DECODING = RequestState.PREFILLING, RequestState.DECODING
+_PREPARING, _PREEMPTING = RequestState.PREPARING, RequestState.PREEMPTING
 
 
 def possible(spec: RequestSpec, history: Sequence[RequestEvent], event: RequestEvent) -> bool:
-    """Whether `event` may follow `history` at all, whatever it carries."""
-    over = _happened(history, Cancel, Fail, End, PromptScored, Release)
-    admitted = _happened(history, Admitted)
-    prompt_done = _happened(history, PromptCommitted, PromptScored)
+    """Whether `event` may follow `history` at all, whatever counters it carries."""
+    now = facts(spec, history)
+    over = _count(history, Cancel, Fail, End, Retire) > 0
+    resident = not over and now.state not in (RequestState.QUEUED, RequestState.PREEMPTED)
+    runs = resident and not _count(history, Terminate)
+    prompt_done = _count(history, PromptCommitted) > 0
+    prepares = now.state is _PREPARING
     match event:
         case Admitted():
-            return not admitted and not over
+            return not resident and not over
         case Cancel():
             return not over
         case Release():
-            return admitted and over and not _happened(history, Release)
-        case Dispatched() | Fail():
-            return admitted and not over
-        case ChunkCommitted() | PromptCommitted() | PromptScored():
-            return admitted and not over and not prompt_done
-        case TokensCommitted() | End():
-            return admitted and not over and prompt_done
+            return over and now.state is not RequestState.RETIRED
+        case Dispatched():
+            return resident
+        case Fail():
+            return runs
+        case Blocked():
+            return runs and not prepares and now.state is not _PREEMPTING
+        case StageCommitted(kind):
+            saves = kind is GraphKind.SNAPSHOT and now.stages[:1] == (kind,)
+            return prepares and not (saves and draining(spec, history))
+        case Stood():
+            return prepares and draining(spec, history)
+        case Rebound() | PromptReady() | OutputReady():
+            return prepares
+        case ChunkCommitted() | PromptCommitted():
+            return runs and not prepares and (not prompt_done or now.state is _PREEMPTING)
+        case TokensCommitted():
+            return runs and not prepares and (prompt_done or now.state is _PREEMPTING)
+        case Preempt():
+            return now.state in (_PREFILLING, _DECODING)
+        case Parked():
+            return now.state is _PREEMPTING
+        case Terminate():
+            return runs and now.state is not _PREFILLING
+        case Retire():
+            return resident and _count(history, Terminate) > 0
+        case End():
+            waits = not over and now.state is RequestState.PREEMPTED
+            return waits or (runs and now.state in (_PREPARING, _DECODING))
 
 
 def fits(spec: RequestSpec, history: Sequence[RequestEvent], event: RequestEvent) -> bool:
@@ -95,13 +203,26 @@ def fits(spec: RequestSpec, history: Sequence[RequestEvent], event: RequestEvent
     now = facts(spec, history)
     left = spec.prompt_tokens - now.consumed
     match event:
+        case Blocked():
+            return bool(now.stages)
+        case StageCommitted(kind):
+            return now.stages[:1] == (kind,)
+        case PromptReady():
+            return not now.stages and left > 0
+        case OutputReady():
+            return not now.stages and left == 0
         case ChunkCommitted(tokens):
-            return 1 <= tokens <= left - 1
+            return 1 <= tokens <= left - 1 and _free(spec, now, tokens)
         case PromptCommitted(tokens, _):
-            return tokens == left and spec.max_tokens >= 1
-        case PromptScored(tokens):
-            return tokens == left and spec.max_tokens == 0
+            prompt_done = _count(history, PromptCommitted) > 0
+            return tokens == left and not prompt_done and _free(spec, now, tokens)
         case TokensCommitted(tokens):
-            return 0 <= tokens <= spec.max_tokens - now.produced
+            ready = not now.stages and _count(history, PromptCommitted) > 0
+            return ready and 0 <= tokens <= spec.max_tokens - now.produced
         case _:
             return True
+
+
+def _free(spec: RequestSpec, now: Facts, tokens: int) -> bool:
+    """Whether nothing is due before a chunk of so many tokens has come to its end."""
+    return not now.stages and all(not now.consumed < at < now.consumed + tokens for at, _ in script(spec))

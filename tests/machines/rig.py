@@ -10,10 +10,11 @@ from collections.abc import Sequence
 
 from flare.machines.durations import DurationTable
 from flare.machines.events import Arrive, CompleteFrame, CompletionRecord, Deliver, Effect, Published, SubmitFrame
-from flare.machines.graph import GraphKind, GraphShape
+from flare.machines.execution import Request
+from flare.machines.graph import QUEUEABLE_KINDS, GraphKind, GraphShape, rectangular
 from flare.machines.ids import Fence, RequestHandle, RequestId
 from flare.machines.pages import PagePool
-from flare.machines.request import EndReason, Request, RequestSpec
+from flare.machines.request import EndReason, RequestSpec
 from flare.machines.scheduler import Scheduler
 from flare.machines.selection.view import LaneWork, Plan, PolicyRow, Reason, View
 from flare.machines.waiting import WaitingQueue
@@ -24,47 +25,60 @@ SMALL_DECODE = GraphShape(GraphKind.DECODE, 1)
 PREFILL = GraphShape(GraphKind.PREFILL, 1, 16)
 SCORED = GraphShape(GraphKind.SCORED_PREFILL, 1, 16)
 CATALOG = (SMALL_DECODE, DECODE, PREFILL, SCORED)
-COSTS_MS = {SMALL_DECODE: 5, DECODE: 10, PREFILL: 20, SCORED: 25}
+INITIALIZE = GraphShape(GraphKind.INITIALIZE, 2)
+RESTORE = GraphShape(GraphKind.RESTORE, 2)
+VISION = GraphShape(GraphKind.VISION, 2)
+SNAPSHOT = GraphShape(GraphKind.SNAPSHOT, 2)
+RETIRE = GraphShape(GraphKind.TERMINAL_SNAPSHOT, 2)
+RESUME = GraphShape(GraphKind.RESUME, 2)
+STAGED = (*CATALOG, INITIALIZE, RESTORE, VISION, SNAPSHOT, RETIRE, RESUME)
+"""A catalog of all stage kinds: ended requests are retired through a snapshot."""
+ROUND = rectangular(GraphKind.SPECULATIVE, 4, 4)
+MIXED = GraphShape(GraphKind.MIXED, 4, 16, 2)
+WIDE_MIXED = rectangular(GraphKind.MIXED, 4, 2, 16, 1)
+COSTS_MS = {SMALL_DECODE: 5, DECODE: 10, PREFILL: 20, SCORED: 25, ROUND: 15, MIXED: 30, WIDE_MIXED: 35}
+COSTS_MS |= dict.fromkeys(STAGED[len(CATALOG) :], 4)
 TTL_NS = 1_000 * MS
 ADAPTATION_MS = 100.0
 SHARE = 8.0
 
 
 class Rig:
-    """A scheduler at `now_ns`; `known` graphs are measured at its start."""
+    """A scheduler at `now_ns`; `known` graphs (unless given: all) are measured at its start."""
 
     def __init__(
         self,
         *,
         slots: int = 4,
         pages: int = 64,
-        known: Sequence[GraphShape] = CATALOG,
+        catalog: Sequence[GraphShape] = CATALOG,
+        known: Sequence[GraphShape] | None = None,
         waiting: WaitingQueue | None = None,
+        state_rows: int = 0,
+        alpha: float = 1.0,
     ) -> None:
         self.now_ns = 1_000 * MS
-        durations = DurationTable(CATALOG, TTL_NS)
-        for shape in known:
+        durations = DurationTable(catalog, TTL_NS)
+        for shape in catalog if known is None else known:
             durations.observe(shape, COSTS_MS[shape] * MS, self.now_ns)
         self.scheduler = Scheduler(
-            CATALOG,
+            catalog,
             PolicyRow(64.0, 16.0, 4.0, 0.1, SHARE),
             slots=slots,
             pages=PagePool(pages, 4),
             waiting=waiting or WaitingQueue(None, None),
             durations=durations,
             adaptation_ms=ADAPTATION_MS,
+            state_rows=state_rows,
+            adaptive_verification_alpha=alpha,
         )
         self.last = 0
 
     def arrive(self, prompt_tokens: int = 8, max_tokens: int = 8, **fields: object) -> Request:
         """A request, admitted at once if it fits."""
         self.last += 1
-        spec = RequestSpec(
-            client="a",
-            prompt_tokens=prompt_tokens,
-            max_tokens=max_tokens,
-            **fields,  # type: ignore[arg-type]
-        )
+        values: dict[str, object] = {"client": "a", "prompt_tokens": prompt_tokens, "max_tokens": max_tokens, **fields}
+        spec = RequestSpec(**values)  # type: ignore[arg-type]
         self.scheduler.apply(Arrive(RequestId(self.last), spec), self.now_ns)
         return self.scheduler.requests[RequestId(self.last)]
 
@@ -105,11 +119,13 @@ class Rig:
         return effects
 
     def record(self, work: LaneWork) -> CompletionRecord:
-        """What a healthy device says of a lane whose request still has its slot."""
+        """What a healthy device says of a lane whose request still has its slot: rounds accept every proposal."""
         handle = RequestHandle(work.slot, work.generation)
         request = next(request for request in self.scheduler.residents if request.handle == handle)
-        units = work.emits if request.produced else work.tokens + work.emits
-        full = work.emits and request.produced + 1 == request.spec.max_tokens
+        if request.restores_prefix and not work.tokens:
+            return CompletionRecord(handle, request.spec.restored_tokens, None)
+        units = work.tokens if request.produced else work.tokens + work.emits
+        full = work.emits and request.committed + units == request.spec.prompt_tokens + request.spec.max_tokens
         return CompletionRecord(handle, request.committed + units, EndReason.LENGTH if full else None)
 
     def run(self, plan: Plan) -> list[Effect]:
@@ -121,7 +137,7 @@ class Rig:
 def plan_of(shape: GraphShape, *lanes: LaneWork, duration_ms: float | None = None) -> Plan:
     """A plan as `select` would make it."""
     duration_ns = round((COSTS_MS[shape] if duration_ms is None else duration_ms) * MS)
-    return Plan(shape, lanes, duration_ns, 0, 1.0, 0.0, Reason.ORDINARY, shape.kind is not GraphKind.DECODE)
+    return Plan(shape, lanes, duration_ns, 0, 1.0, 0.0, Reason.ORDINARY, shape.kind not in QUEUEABLE_KINDS)
 
 
 def prefill(request: Request, tokens: int, shape: GraphShape | None = None) -> Plan:
@@ -138,6 +154,16 @@ def decode(*requests: Request, shape: GraphShape = DECODE) -> Plan:
     return plan_of(shape, *(decode_lane(request) for request in requests))
 
 
-def decode_lane(request: Request) -> LaneWork:
+def decode_lane(request: Request, targets: int = 1) -> LaneWork:
     assert request.handle is not None
-    return LaneWork(*request.handle, request.spec.prompt_tokens, 1, True, True, 1.0)
+    return LaneWork(*request.handle, request.spec.prompt_tokens, targets, True, True, float(targets))
+
+
+def stage(shape: GraphShape, *requests: Request) -> Plan:
+    """One operation for each."""
+    return plan_of(shape, *(stage_lane(request) for request in requests))
+
+
+def stage_lane(request: Request) -> LaneWork:
+    assert request.handle is not None
+    return LaneWork(*request.handle, request.consumed, 0, False, False, 0.0)

@@ -7,8 +7,9 @@ import math
 import pytest
 
 from flare.machines.events import CancelRequest, CompletionRecord, Deliver, HostStop, Published
+from flare.machines.execution import Request
 from flare.machines.ids import Fence, RequestId
-from flare.machines.request import EndReason, Request
+from flare.machines.request import EndReason
 
 from .rig import ADAPTATION_MS, CATALOG, DECODE, MS, PREFILL, SHARE, SMALL_DECODE, Rig, decode, decode_lane, prefill
 

@@ -10,8 +10,8 @@ import pytest
 
 from flare.machines.commitment import CommitRefused
 from flare.machines.events import CancelRequest, HostStop, RequestMoved, SubmitFrame
+from flare.machines.execution import Request
 from flare.machines.graph import GraphKind, GraphShape
-from flare.machines.request import Request
 from flare.machines.scheduler import Scheduler
 from flare.machines.selection.reference import Normalizer
 from flare.machines.selection.view import LaneWork, Plan

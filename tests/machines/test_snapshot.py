@@ -8,8 +8,8 @@ import msgspec
 import pytest
 
 from flare.machines.events import CancelRequest, HostStop, Published
+from flare.machines.execution import Request
 from flare.machines.ids import Fence
-from flare.machines.request import Request
 from flare.machines.selection.select import select
 from flare.machines.selection.view import Phase, RequestRow, View
 
@@ -24,7 +24,7 @@ def row(view: View, request: Request) -> RequestRow:
 
 
 def test_rows_of_a_prompt() -> None:
-    """Position, boundary and endpoints as they stand; no age and no delivery before decoding."""
+    """Position, boundary and endpoints as they stand; the age of arrival, and no delivery before decoding."""
     rig = Rig()
     first = rig.arrive(20, 8, system_end=6, messages=(6, 15))
     rows = [row(rig.scheduler.view(rig.now_ns), first)]
@@ -36,7 +36,8 @@ def test_rows_of_a_prompt() -> None:
         (6, 20, 15, 20),
         (16, 20, 20, 20),
     ]
-    assert {(r.phase, r.age_ms, r.delivery_price, r.output_left) for r in rows} == {(Phase.PREFILL, 0.0, None, 8)}
+    assert {(r.phase, r.delivery_price, r.output_left) for r in rows} == {(Phase.PREFILL, None, 8)}
+    assert [r.age_ms for r in rows] == [0.0, 20.0, 40.0]
     assert [r.last_fence for r in rows] == [0, 1, 2]
 
 

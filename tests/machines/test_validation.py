@@ -15,8 +15,10 @@ from flare.machines.events import (
     HostStop,
     RequestLost,
 )
+from flare.machines.execution import Request
 from flare.machines.ids import Fence, RequestHandle
-from flare.machines.request import EndReason, Request, RequestState
+from flare.machines.lifecycle import RequestState
+from flare.machines.request import EndReason
 
 from .rig import DECODE, Rig, decode, prefill
 

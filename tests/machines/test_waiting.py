@@ -6,8 +6,9 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from flare.machines.execution import Request
 from flare.machines.ids import RequestId
-from flare.machines.request import Request, RequestSpec
+from flare.machines.request import RequestSpec
 from flare.machines.waiting import IDLE_CLIENTS_MAX, WaitingQueue
 
 from .oracle_waiting import WaitingOracle

@@ -36,7 +36,9 @@ struct FlareRows {
   int32_t *logprobs, *prompt_logprobs;
 };
 struct FlareBuffers {
-  int32_t *slot, *start, *rows, *emits, *seen, *history_tokens, *history_counts;
+  int32_t *slot, *start, *rows, *emits, *prefill_row;
+  int64_t prompts_max;
+  int32_t *seen, *history_tokens, *history_counts;
   int64_t history_max;
   int32_t *banned_count, *banned;
   int64_t banned_max;

@@ -1,13 +1,14 @@
 // A whole step of a decoder in one call: forward pass, output projection, sampling, advance of the state rows.
 //
 // Owns the order of work and who does it. Memory belongs to the caller; the layouts are those of programs/rows.py,
-// programs/buffers.py and memory/pages.py. Surprising rule: few rows are shared out by outputs among all threads with a
+// programs/buffers.py and memory/pages.py, but for the order within a page (attention.hpp). Surprising rule: few rows are shared out by outputs among all threads with a
 // barrier after each part; many rows are shared out by rows, each thread taking a block of them through a whole layer.
-#include "attention.hpp"
+// Prompts' rows come before all others, so that decoding beside a prompt breaks none of its tiles.
 #include "gemm.hpp"
 #include "records.hpp"
 #include "sampling.hpp"
 #include "team.hpp"
+#include "tiles.hpp"
 #include <algorithm>
 #include <chrono>
 
@@ -17,11 +18,17 @@ namespace {
 
 enum { RUNNING = 0, ENDED_STOP = 1, ENDED_LENGTH = 2 };
 enum { NO_TOKEN = -1, NOT_FINITE = -2 };
-constexpr int TEAM_ROWS = 32, SOLO_ROWS = 32;
+constexpr int TEAM_ROWS = 16, SOLO_ROWS = 40; // for each thread; of each block
 constexpr int PHASES_PER_LAYER = 9; // calls of Crew::each by the whole team in `project` and `mix`
 
-struct Row {
-  int token, position, slot, lane;
+struct Row { // `packed` is its place in the inputs
+  int token, position, slot, lane, packed;
+};
+struct Run { // rows of one lane that attend together
+  int first, last;
+};
+struct Block { // rows that one crew takes through a layer, and their runs
+  int first, last, first_run, last_run;
 };
 
 class Step {
@@ -30,47 +37,64 @@ public:
       : m(model), s(rows), b(buffers), w(space),
         team(threads, PHASES_PER_LAYER * (int)model.layers + 4 + 6 * (1 + (int)(space.rows_max / space.logits_rows))) {}
 
-  int64_t decode(int lanes) {
+  int64_t step(int lanes, bool scored) {
     auto began = std::chrono::steady_clock::now();
-    rows.clear();
-    drawn.clear();
-    for (int lane = 0; lane < lanes; lane++) {
-      int slot = b.slot[lane];
-      b.token[lane] = NO_TOKEN;
-      if (s.ended[slot] != RUNNING) continue;
-      drawn.push_back((int)rows.size());
-      rows.push_back({s.pending[slot], s.committed[slot] - 1, slot, lane});
-    }
-    if (!rows.empty()) run(false);
-    return elapsed(began);
-  }
-
-  int64_t prefill(int lanes, bool scored) {
-    auto began = std::chrono::steady_clock::now();
-    rows.clear();
-    drawn.clear();
-    for (int lane = 0; lane < lanes; lane++) {
-      int slot = b.slot[lane];
-      b.token[lane] = NO_TOKEN;
-      for (int i = 0; i < b.rows[lane]; i++) rows.push_back({b.tokens[rows.size()], b.start[lane] + i, slot, lane});
-      s.committed[slot] = b.start[lane] + b.rows[lane];
-      if (b.emits[lane]) drawn.push_back((int)rows.size() - 1);
-    }
-    run(scored);
-    return elapsed(began);
+    gather(lanes);
+    if (!rows.empty()) run(scored);
+    return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now() - began).count();
   }
 
 private:
-  static int64_t elapsed(std::chrono::steady_clock::time_point began) {
-    return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now() - began).count();
+  // The rows that run: those of prompts, then one of each decoding lane that has not ended.
+  void gather(int lanes) {
+    rows.clear();
+    drawn.clear();
+    decoding.clear();
+    int packed = 0, prompts = 0;
+    for (int lane = 0; lane < lanes; packed += b.rows[lane++]) {
+      const int slot = b.slot[lane], start = b.start[lane];
+      b.token[lane] = NO_TOKEN;
+      if (prompts < b.prompts_max && b.prefill_row[prompts] == lane) {
+        prompts++;
+        for (int i = 0; i < b.rows[lane]; i++) rows.push_back({b.tokens[packed + i], start + i, slot, lane, packed + i});
+        s.committed[slot] = start + b.rows[lane];
+        if (b.emits[lane]) drawn.push_back((int)rows.size() - 1);
+      } else if (s.ended[slot] == RUNNING) {
+        decoding.push_back({s.pending[slot], s.committed[slot] - 1, slot, lane, packed});
+      }
+    }
+    for (const Row &row : decoding) {
+      drawn.push_back((int)rows.size());
+      rows.push_back(row);
+    }
+    cut();
   }
+
+  // Blocks of rows, and within each the runs of at most as many rows of a lane as fill an attention tile.
+  void cut() {
+    const int n = (int)rows.size(), threads = team.size(), turn = threads * SOLO_ROWS;
+    const int count = n <= TEAM_ROWS * threads ? 1 : threads * ((n + turn - 1) / turn); // as many for each thread
+    const int height = std::max(1, (tiles ? TILE_QUERIES : QUERIES) / (int)(m.heads / m.kv_heads));
+    blocks.clear();
+    runs.clear();
+    for (int i = 0; i < count; i++) {
+      const int first = n * i / count, last = n * (i + 1) / count, first_run = (int)runs.size();
+      for (int from = first, to; from < last; from = to) {
+        for (to = from + 1; to < last && to - from < height && rows[to].lane == rows[from].lane;) to++;
+        runs.push_back({from, to});
+      }
+      blocks.push_back({first, last, first_run, (int)runs.size()});
+    }
+  }
+
   int query_width() const { return (int)(m.heads * m.head_dim); }
   int qkv_width() const { return (int)((m.heads + 2 * m.kv_heads) * m.head_dim); }
 
   void run(bool scored) {
     team.run([this, scored](int rank) {
       Crew crew{&team, rank};
-      if ((int)rows.size() <= TEAM_ROWS) forward_together(crew);
+      TileUnit unit(tiles);
+      if (blocks.size() == 1) forward_together(crew);
       else forward_by_rows(crew);
       crew.sync();
       if (scored) score(crew);
@@ -80,41 +104,40 @@ private:
   }
 
   void forward_together(Crew &crew) {
-    int n = (int)rows.size();
-    embed(crew, 0, n);
+    const Block &all = blocks[0];
+    embed(crew, all);
     crew.sync();
     for (int l = 0; l < m.layers; l++) {
-      project(crew, l, 0, n);
+      project(crew, l, all);
       crew.sync();
-      mix(crew, l, 0, n);
+      mix(crew, l, all);
     }
   }
 
   // One barrier per layer: attention reads what all rows of the chunk have stored.
   void forward_by_rows(Crew &crew) {
-    int blocks = ((int)rows.size() + SOLO_ROWS - 1) / SOLO_ROWS, n = (int)rows.size();
     auto share = [&](auto part) {
-      crew.each(blocks, 1, [&](int block, int) {
+      crew.each((int)blocks.size(), 1, [&](int i, int) {
         Crew solo{nullptr, crew.rank};
-        int turned = blocks - 1 - block; // the last rows see the most keys: begin with them
-        part(solo, n * turned / blocks, n * (turned + 1) / blocks);
+        part(solo, blocks[blocks.size() - 1 - i]); // the last rows see the most keys: begin with them
       });
       crew.sync();
     };
-    share([&](Crew &solo, int first, int last) {
-      embed(solo, first, last);
-      project(solo, 0, first, last);
+    share([&](Crew &solo, const Block &block) {
+      embed(solo, block);
+      project(solo, 0, block);
     });
     for (int l = 0; l < m.layers; l++)
-      share([&](Crew &solo, int first, int last) {
-        mix(solo, l, first, last);
-        if (l + 1 < m.layers) project(solo, l + 1, first, last);
+      share([&](Crew &solo, const Block &block) {
+        mix(solo, l, block);
+        if (l + 1 < m.layers) project(solo, l + 1, block);
       });
   }
 
-  void embed(Crew &crew, int first, int last) {
-    crew.each(last - first, 1, [&](int from, int to) {
-      for (int r = first + from; r < first + to; r++) weight_row(m.embedding, rows[r].token, w.x + r * m.hidden);
+  void embed(Crew &crew, const Block &block) {
+    crew.each(block.last - block.first, 1, [&](int from, int to) {
+      for (int r = block.first + from; r < block.first + to; r++)
+        weight_row(m.embedding, rows[r].token, w.x + r * m.hidden);
     });
   }
 
@@ -137,9 +160,10 @@ private:
              load<F>(x + i + LANES) * scale * load<F>(weight + i + LANES));
   }
 
-  // Queries, keys and values of rows [first, last); keys and values go to their pages.
-  void project(Crew &crew, int l, int first, int last) {
+  // Queries, keys and values of a block's rows; keys and values go to their pages.
+  void project(Crew &crew, int l, const Block &part) {
     const FlareLayer &layer = m.layer[l];
+    const int first = part.first, last = part.last;
     norm(crew, w.narrow, layer.input_norm, first, last);
     crew.each((int)layer.qkv.blocks, crew.share((int)layer.qkv.blocks), [&](int from, int to) {
       for (int block = from; block < to; block++)
@@ -171,29 +195,24 @@ private:
         store(at + half + i, (c * co + a * si) * factor);
       }
     }
-    const int32_t page = s.page_table[rows[r].slot * s.table_pages + position / PAGE];
     const float *k = w.qkv + (int64_t)r * qkv_width() + query_width(), *v = k + m.kv_heads * d;
-    const int64_t base = (l * w.pages + page) * m.kv_heads * d * PAGE, slot = position % PAGE;
-    for (int h = 0; h < m.kv_heads; h++) {
-      uint16_t *keys = w.keys + base + (int64_t)h * d * PAGE + slot, *values = w.values + base + (h * PAGE + slot) * d;
-      for (int i = 0; i < d; i += LANES) {
-        S key = float_to_bf16(load<F>(k + h * d + i));
-        for (int j = 0; j < LANES; j++) keys[(i + j) * PAGE] = key[j];
-        store(values + i, float_to_bf16(load<F>(v + h * d + i)));
-      }
-    }
+    for (int h = 0; h < m.kv_heads; h++) paged(l, rows[r].slot, h).put(position, d, k + h * d, v + h * d);
   }
 
-  // Attention, output and MLP of rows [first, last), added to the residual stream.
-  void mix(Crew &crew, int l, int first, int last) {
+  PagedHead paged(int l, int slot, int kv_head) const {
+    const int64_t size = m.head_dim * PAGE, base = (l * w.pages * m.kv_heads + kv_head) * size;
+    return {w.keys + base, w.values + base, m.kv_heads * size, s.page_table + slot * s.table_pages};
+  }
+
+  // Attention, output and MLP of a block's rows, added to the residual stream.
+  void mix(Crew &crew, int l, const Block &part) {
     const FlareLayer &layer = m.layer[l];
-    const int group = (int)(m.heads / m.kv_heads), height = std::max(1, QUERIES / group);
-    const bool prompt = last - first > 1 && rows[first].lane == rows[first + 1].lane;
-    const int tiles = prompt ? (last - first + height - 1) / height : last - first;
-    crew.each(tiles * (int)m.kv_heads, 1, [&](int from, int to) {
+    const int first = part.first, last = part.last, heads = (int)m.kv_heads;
+    crew.each((part.last_run - part.first_run) * heads, 1, [&](int from, int to) {
       for (int task = from; task < to; task++) {
-        int t = task / (int)m.kv_heads, rise = prompt ? height : 1;
-        attend_rows(crew.rank, l, first + t * rise, std::min(last, first + (t + 1) * rise), task % (int)m.kv_heads);
+        const Run &run = runs[part.first_run + task / heads];
+        if (tiles) attend_run<TILE_QUERIES>(crew.rank, l, run, task % heads);
+        else attend_run<QUERIES>(crew.rank, l, run, task % heads);
       }
     });
     crew.sync();
@@ -215,26 +234,21 @@ private:
     add(crew, layer.down, w.wide, first, last);
   }
 
-  // Rows [first, last) may belong to several requests; each run of one request attends together.
-  void attend_rows(int rank, int l, int first, int last, int kv_head) {
-    const int d = (int)m.head_dim, group = (int)(m.heads / m.kv_heads);
-    float *packed = w.thread_scratch + rank * w.scratch_floats, *scores = packed + QUERIES * d;
-    Queries qs;
-    int held = 0;
-    auto flush = [&](int slot) {
-      const int64_t base = (l * w.pages * m.kv_heads + kv_head) * d * PAGE;
-      PagedHead kv{w.keys + base, w.values + base, m.kv_heads * d * PAGE, s.page_table + slot * s.table_pages};
-      if (held) ATTEND.of[held - 1](qs, kv, d, (int)m.window, scores, packed);
+  // A run's queries of one key head, at most N at a time.
+  template <int N> void attend_run(int rank, int l, const Run &run, int kv_head) {
+    const int d = (int)m.head_dim, group = (int)(m.heads / m.kv_heads), count = (run.last - run.first) * group;
+    float *packed = w.thread_scratch + rank * w.scratch_floats, *scores = packed + N * d;
+    const PagedHead kv = paged(l, rows[run.first].slot, kv_head);
+    Queries<N> qs;
+    for (int i = 0, held = 0; i < count; i++) {
+      const int r = run.first + i / group, h = kv_head * group + i % group;
+      qs.query[held] = w.qkv + (int64_t)r * qkv_width() + h * d;
+      qs.out[held] = w.attended + (int64_t)r * query_width() + h * d;
+      qs.last[held++] = rows[r].position;
+      if (held < N && i + 1 < count) continue;
+      if constexpr (N == TILE_QUERIES) attend_tiles(qs, held, kv, d, (int)m.window, scores, packed);
+      else ATTEND.of[held - 1](qs, kv, d, (int)m.window, scores, packed);
       held = 0;
-    };
-    for (int r = first; r < last; r++) {
-      for (int h = kv_head * group; h < (kv_head + 1) * group; h++) {
-        qs.query[held] = w.qkv + (int64_t)r * qkv_width() + h * d;
-        qs.out[held] = w.attended + (int64_t)r * query_width() + h * d;
-        qs.last[held++] = rows[r].position;
-        if (held == QUERIES) flush(rows[r].slot);
-      }
-      if (r + 1 == last || rows[r + 1].slot != rows[r].slot) flush(rows[r].slot);
     }
   }
 
@@ -322,7 +336,7 @@ private:
     }
   }
 
-  // Score the targets of all prompt rows, `logits_rows` of them at a time.
+  // Score the targets of all rows, `logits_rows` of them at a time; every lane is a prompt.
   void score(Crew &crew) {
     const int64_t width = m.head.blocks * LANES;
     for (int first = 0; first < (int)rows.size(); first += (int)w.logits_rows) {
@@ -337,10 +351,10 @@ private:
   }
 
   void score_row(int r, const float *logits) {
-    if (b.targets[r] < 0) return;
-    const int wanted = std::max(0, s.prompt_logprobs[rows[r].slot]);
-    b.row_logprob[r] = logprobs(logits, b.targets[r], wanted, b.row_top_tokens + r * b.alternatives_max,
-                                b.row_top_logprobs + r * b.alternatives_max);
+    const int to = rows[r].packed, wanted = std::max(0, s.prompt_logprobs[rows[r].slot]);
+    if (b.targets[to] < 0) return;
+    b.row_logprob[to] = logprobs(logits, b.targets[to], wanted, b.row_top_tokens + to * b.alternatives_max,
+                                 b.row_top_logprobs + to * b.alternatives_max);
   }
 
   // Log-probability of `token`; the best `wanted` ones go to `top_tokens` and `top`.
@@ -355,9 +369,12 @@ private:
   FlareRows s;
   FlareBuffers b;
   FlareSpace w;
+  const bool tiles = tiles_permitted();
   Team team;
-  std::vector<Row> rows;
+  std::vector<Row> rows, decoding;
   std::vector<int> drawn;
+  std::vector<Run> runs;
+  std::vector<Block> blocks;
 };
 
 } // namespace
@@ -366,7 +383,6 @@ extern "C" {
 void *flare_open(const FlareModel *model, const FlareRows *rows, const FlareBuffers *buffers, const FlareSpace *space, int threads) {
   return new Step(*model, *rows, *buffers, *space, threads);
 }
-int64_t flare_decode(void *step, int lanes) { return ((Step *)step)->decode(lanes); }
-int64_t flare_prefill(void *step, int lanes, int scored) { return ((Step *)step)->prefill(lanes, scored != 0); }
+int64_t flare_step(void *step, int lanes, int scored) { return ((Step *)step)->step(lanes, scored != 0); }
 void flare_close(void *step) { delete (Step *)step; }
 }

@@ -38,16 +38,16 @@ def fast_logits(driver: Driver, ids: list[int]) -> torch.Tensor:
     blocks: list[torch.Tensor] = []
     program = driver.program
     assert isinstance(program, NativeStep)
-    plain = program.prefill
+    plain = program.step
 
     def keep(lanes: int, scored: bool) -> int:
         took = plain(lanes, scored)
         blocks.append(program.logits[: int(program.buffers.rows[0]), : driver.config.vocab].clone())
         return took
 
-    program.prefill = keep  # type: ignore[method-assign]
+    program.step = keep  # type: ignore[method-assign]
     driver.prompt(0, ids + [0] * ((1 - len(ids)) % LOGITS_ROWS), chunk=LOGITS_ROWS, prompt_logprobs=0)
-    program.prefill = plain  # type: ignore[method-assign]
+    program.step = plain  # type: ignore[method-assign]
     return torch.cat(blocks)[: len(ids)]
 
 

@@ -8,6 +8,7 @@ import torch
 
 from flare.graphs.frames import Binding, Sampling
 from flare.graphs.programs.buffers import StepBuffers
+from flare.graphs.programs.extents import Extents
 from flare.graphs.programs.noise import draw_key, gumbel
 from flare.graphs.programs.rows import LOGIT_BIAS_MAX, StateRows, check_binding
 from flare.graphs.programs.sampling import sample, score
@@ -20,7 +21,7 @@ def draw(
     sampling: Sampling, position: int = 9, history: dict[int, int] | None = None, banned: tuple[int, ...] = ()
 ) -> int:
     """One token drawn from LOGITS."""
-    rows, buffers = StateRows.allocate(2, 64), StepBuffers.allocate(1, 1, 64)
+    rows, buffers = StateRows.allocate(2, 64), StepBuffers.allocate(Extents(1, 1, 1), 64)
     rows.bind(1, 0, Binding((PageId(0),), sampling, (), 5))
     rows.committed[1] = position
     buffers.slot[0] = 1

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from flare.graphs.device import DeviceLost
 from flare.graphs.frames import Binding, Completion, Frame, LaneInput, Sampling
+from flare.graphs.sim.acceptance import FixedAcceptance
 from flare.graphs.sim.core import SimCore
-from flare.graphs.sim.rows import PageConflict
-from flare.graphs.sim.timing import Fault, Faults, by_kind, by_shape, with_noise
-from flare.machines.graph import GraphKind, GraphShape
+from flare.graphs.sim.state import PageConflict
+from flare.graphs.sim.timing import Fault, Faults, by_shape
+from flare.machines.graph import GraphKind, GraphShape, rectangular
 from flare.machines.ids import Fence, PageId, RequestHandle
 
 PREFILL = GraphShape(GraphKind.PREFILL, 2, 64)
@@ -149,6 +152,18 @@ def test_a_late_completion_delays_the_ones_behind_but_not_the_device() -> None:
     assert core.next_finish_ns() == 146
 
 
+def test_two_rounds_may_be_in_flight_and_no_state_operation_beside_them() -> None:
+    wide, vision = rectangular(GraphKind.SPECULATIVE, 2, 4), GraphShape(GraphKind.VISION, 1)
+    core = SimCore(4, 16, 16, by_shape({**DURATIONS, wide: 12, vision: 5}), acceptance=FixedAcceptance(2))
+    run(core, 1, prefill())
+    core.submit(Frame(Fence(2), wide, (replace(decode(), width=4),)), 0)
+    core.submit(frame(3, decode()), 0)
+    assert [core.finish(1000).results[0].committed for _ in range(2)] == [8, 9]
+    core.submit(frame(4, decode()), 1000)
+    with pytest.raises(ValueError, match="kind vision needs an empty window"):
+        core.submit(Frame(Fence(5), vision, (decode(),)), 1000)
+
+
 def test_a_malformed_completion_counts_one_too_many() -> None:
     core = core_of(Faults({Fence(2): Fault.MALFORMED}))
     run(core, 1, prefill())
@@ -176,27 +191,3 @@ def test_a_strict_device_raises_when_a_page_has_two_rows() -> None:
                 run(core, 3, decode())
         else:
             assert "lost a page" in (run(core, 3, decode()).error or "")
-
-
-def test_durations_by_kind_with_noise_depend_on_the_fence_alone() -> None:
-    exact = by_kind({GraphKind.PREFILL: 1000, GraphKind.DECODE: 500})
-    noisy, other = (with_noise(exact, seed, 0.1) for seed in (1, 2))
-    frames = [frame(fence, decode()) for fence in range(1, 50)]
-    first = [noisy(each) for each in frames]
-    assert first == [noisy(each) for each in reversed(frames)][::-1]
-    assert first != [other(each) for each in frames]
-    assert all(450 <= ns <= 550 for ns in first)
-    assert len(set(first)) > 20
-    with pytest.raises(ValueError, match="spread is 1"):
-        with_noise(exact, 1, 1.0)
-
-
-def test_random_faults_come_at_their_rates() -> None:
-    plan = Faults.random(3, 10_000, {Fault.FAILED: 0.05, Fault.UNTIMED: 0.2}, late_ns=7)
-    counts = [sum(fault is kind for fault in plan.at.values()) for kind in (Fault.FAILED, Fault.UNTIMED, Fault.LATE)]
-    assert 400 < counts[0] < 600
-    assert 1800 < counts[1] < 2200
-    assert counts[2] == 0
-    assert plan == Faults.random(3, 10_000, {Fault.FAILED: 0.05, Fault.UNTIMED: 0.2}, late_ns=7)
-    with pytest.raises(ValueError, match="sum to at most 1"):
-        Faults.random(3, 10, {Fault.FAILED: 0.6, Fault.LATE: 0.6})

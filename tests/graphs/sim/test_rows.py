@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from flare.graphs.frames import Binding, Frame, History, LaneInput, Sampling
-from flare.graphs.sim.rows import FrameRefused, PageConflict, SimRows
+from flare.graphs.sim.rows import SimRows
+from flare.graphs.sim.state import FrameRefused, PageConflict
 from flare.graphs.sim.tokens import TokenSource
 from flare.machines.graph import GraphKind, GraphShape
 from flare.machines.ids import Fence, PageId, RequestHandle
@@ -75,7 +76,7 @@ REFUSALS = {
     "a prompt without tokens": (frame(PREFILL, decode(1)), "without tokens"),
     "an empty chunk": (frame(PREFILL, prompt(1, None, start=5, count=0)), "without tokens"),
     "a decode inside the prompt": (frame(DECODE, decode(1)), "before its prompt is complete"),
-    "a decode with tokens": (frame(GraphShape(GraphKind.DECODE, 1, 9), prompt(0, None)), "with prompt tokens"),
+    "a decode with tokens": (frame(DECODE, prompt(0, None, count=0)), "with prompt tokens"),
     "a target beyond the end": (
         frame(PREFILL, replace(prompt(1, None, start=5), target=3)),
         "names a target beyond",

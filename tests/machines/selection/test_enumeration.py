@@ -1,143 +1,81 @@
-"""`select` against an enumeration of every legal cohort."""
+"""`select` against an enumeration of every legal cohort, a thousand small views for each sort of candidate."""
 
 from __future__ import annotations
 
-import random
-from fractions import Fraction
+from collections import Counter
+from itertools import count
 
 import pytest
 
+from flare.machines.graph import GraphShape
 from flare.machines.selection.select import select
-from flare.machines.selection.view import GraphRow, Phase, Plan, PolicyRow, RequestRow, View
-from tests.machines.build import decode_shape, decoder, graph, prefill_shape, prompt, scored_shape, view
-from tests.machines.oracle_select import Choice, Oracle
+from tests.machines.oracle.agree import check, check_terms, close_to
+from tests.machines.oracle.cases import SORTS, case
+from tests.machines.oracle.choices import Oracle
 
-CASES = 1_500
-BLOCK = 100
+Shapes = tuple[GraphShape, GraphShape | None]
 
+BLOCKS, BLOCK = 4, 250
+EXPLAINED = 120
 
-def _graphs(rng: random.Random) -> list[GraphRow]:
-    shapes = [decode_shape(b) for b in rng.sample([1, 2, 3, 4, 6, 8], rng.randint(1, 4))]
-    shapes += [prefill_shape(t) for t in rng.sample([16, 32, 64, 128, 256], rng.randint(0, 4))]
-    shapes += [scored_shape(t) for t in rng.sample([16, 64, 256], rng.randint(0, 2))]
-    unknown = rng.choice([0.0, 0.0, 0.1, 0.5])
-    return [
-        graph(shape, 0.0 if rng.random() < unknown else rng.uniform(0.5, 90.0), stale=rng.random() < 0.2)
-        for shape in shapes
-    ]
-
-
-def _price(rng: random.Random) -> float | None:
-    return None if rng.random() < 0.2 else rng.choice([rng.uniform(0.1, 60.0), rng.uniform(0.0, 1e6)])
-
-
-def _prompt(rng: random.Random, slot: int) -> RequestRow:
-    tokens = rng.randint(1, 400)
-    position = rng.randrange(tokens)
-    boundary = rng.choice([tokens, rng.randint(position + 1, tokens)])
-    return prompt(
-        slot,
-        tokens,
-        position=position,
-        boundary=boundary,
-        next_endpoint=rng.randint(position + 1, tokens),
-        phase=rng.choice([Phase.PREFILL, Phase.PREFILL, Phase.SCORED_PREFILL]),
-        output_left=rng.choice([0, 1, 50]),
-        token_price=_price(rng),
-        last_fence=rng.randint(0, 5),
-    )
+WINS = {
+    "decode": "decode",
+    "speculative": "speculative",
+    "prefill": "prefill",
+    "packed": "prefill",
+    "scored": "scored_prefill",
+    "mixed": "mixed",
+    "mixed_packed": "mixed",
+    "terminal": "terminal_snapshot",
+    "chains": "vision",
+}
+"""The kind of graph that a sort is about: it wins in some cases of every block."""
 
 
-def _decoder(rng: random.Random, slot: int) -> RequestRow:
-    return decoder(
-        slot,
-        token_price=_price(rng),
-        delivery_price=_price(rng),
-        age_ms=rng.uniform(0.0, 300.0),
-        last_fence=rng.randint(0, 5),
-        output_left=rng.choice([0, 1, 50, 50]),
-    )
-
-
-def random_view(rng: random.Random) -> View:
-    policy = PolicyRow(
-        output_token_value=rng.choice([64.0, 0.0, rng.uniform(0.1, 200.0)]),
-        token_fairness=rng.choice([16.0, 0.0, rng.uniform(0.1, 30.0)]),
-        delivery_fairness=rng.choice([4.0, 0.0, rng.uniform(0.1, 30.0)]),
-        decode_age_price=rng.choice([0.1, 0.0, rng.uniform(0.01, 3.0)]),
-        newcomer_share=rng.choice([8.0, 1.0, 2.5]),
-    )
-    requests = [
-        (_decoder if rng.random() < 0.6 else _prompt)(rng, slot)
-        for slot in sorted(rng.sample(range(64), rng.randint(1, 6)))
-    ]
-    scale = rng.choice([1.0, 1.0, rng.uniform(1e-6, 1.0)])
-    return view(_graphs(rng), requests, policy=policy, value_scale=scale)
-
-
-def _is(plan: Plan, choice: Choice) -> bool:
-    """Same graph, same cohort, same work."""
-    return (
-        plan.shape == choice.graph.shape
-        and tuple(lane.slot for lane in plan.lanes) == choice.slots
-        and tuple(lane.tokens for lane in plan.lanes) == choice.tokens
-    )
-
-
-@pytest.mark.parametrize("block", range(CASES // BLOCK))
-def test_the_best_of_all_legal_cohorts_is_chosen(block: int) -> None:
-    for case in range(block * BLOCK, (block + 1) * BLOCK):
-        taken = random_view(random.Random(case))
-        choices, plan = Oracle(taken, float).choices(), select(taken).plan
-        if not choices:
-            assert plan is None, case
+@pytest.mark.parametrize("block", range(BLOCKS))
+@pytest.mark.parametrize("sort", SORTS)
+def test_the_best_of_all_legal_cohorts_is_chosen(sort: str, block: int) -> None:
+    won: Counter[str] = Counter()
+    checked = 0
+    for number in count(block, BLOCKS):
+        if checked == BLOCK:
+            break
+        taken = case(sort, number)
+        oracle = Oracle(taken, float)
+        if oracle.close_packing():
             continue
-        assert plan is not None, case
-        best = choices[0]
-        assert (plan.duration_ns > 0) == best.known, case
-        assert plan.score == pytest.approx(best.score, rel=1e-9, abs=1e-9), case
-        behind = 1e-9 * max(1.0, abs(best.score))
-        rivals = [one for one in choices[1:] if one.known == best.known and one.score >= best.score - behind]
-        if not rivals:
-            assert _is(plan, best), case
+        try:
+            wanted = check(taken, select(taken), oracle)
+        except AssertionError as error:
+            raise AssertionError(f"case({sort!r}, {number}): {error}") from error
+        checked += 1
+        if wanted.choices:
+            draft = wanted.choices[0].draft
+            won[f"{draft.graph.shape.kind}" + (f" {draft.following.shape.kind}" if draft.following else "")] += 1
+    stage = sort.removeprefix("pairs_")
+    about = [WINS[sort]] if sort in WINS else [f"{stage} {kind}" for kind in ("decode", "prefill", "mixed")]
+    assert all(won[name] >= BLOCK / 50 for name in about), won
 
 
-def _dyadic_view(rng: random.Random) -> View:
-    """Numbers of few bits, so that all of the arithmetic is exact and ties are many."""
-    kinds = [decode_shape, prefill_shape]
-    graphs = [
-        graph(kind(extent), rng.choice([0.0, 4.0, 8.0, 8.0]) if rng.random() < 0.5 else 8.0)
-        for kind in kinds
-        for extent in rng.sample([1, 2, 4] if kind is decode_shape else [16, 32, 64], 3)
-    ]
-    streams = rng.choice([0, 1, 2, 4])
-    slots = rng.sample(range(64), streams + rng.randint(0 if streams else 1, 2))
-    rows = [
-        decoder(
-            slot,
-            token_price=rng.choice([8.0, 16.0]),
-            delivery_price=16.0,
-            age_ms=rng.choice([0.0, 8.0]),
-            last_fence=rng.randint(0, 3),
-        )
-        for slot in slots[:streams]
-    ]
-    rows += [
-        prompt(slot, rng.choice([16, 32, 64, 200]), token_price=8.0, last_fence=rng.randint(0, 2))
-        for slot in slots[streams:]
-    ]
-    policy = PolicyRow(64.0, rng.choice([0.0, 16.0]), rng.choice([0.0, 4.0]), rng.choice([0.0, 0.5]), 8.0)
-    return view(graphs, sorted(rows, key=lambda row: row.slot), policy=policy)
-
-
-@pytest.mark.parametrize("block", range(6))
-def test_exact_ties_follow_the_total_order(block: int) -> None:
-    ties = 0
-    for case in range(block * BLOCK, (block + 1) * BLOCK):
-        taken = _dyadic_view(random.Random(case))
-        choices, plan = Oracle(taken, Fraction).choices(), select(taken).plan
-        assert plan is not None, case
-        assert _is(plan, choices[0]), case
-        assert Fraction(plan.score) == choices[0].score, case
-        ties += len(choices) > 1 and choices[1].key[:2] == choices[0].key[:2]
-    assert ties > 10
+@pytest.mark.parametrize("sort", SORTS)
+def test_the_best_of_every_graph_and_pair_is_among_the_candidates(sort: str) -> None:
+    """Of each shape, or pair of shapes, the best cohort that competes is explained with its score."""
+    for number in range(EXPLAINED):
+        taken = case(sort, number)
+        oracle = Oracle(taken, float)
+        if oracle.close_packing():
+            continue
+        explained: dict[Shapes, list[float]] = {}
+        for candidate in select(taken, explain=True).candidates:
+            following = candidate.following.shape if candidate.following else None
+            explained.setdefault((candidate.shape, following), []).append(candidate.score)
+            check_terms(candidate)
+        seen: set[Shapes] = set()
+        for draft in oracle.ranked:
+            shapes = draft.graph.shape, draft.following.shape if draft.following else None
+            if shapes in seen or oracle.barred(draft):
+                continue
+            seen.add(shapes)
+            assert shapes in explained, (number, shapes)
+            nearest = min(explained[shapes], key=lambda score: abs(score - draft.score))
+            assert nearest == close_to(draft), (number, shapes)

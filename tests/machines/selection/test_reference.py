@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 
 from flare.machines.ids import RequestHandle
-from flare.machines.selection.cohort import Lanes, best_cohorts
+from flare.machines.selection.cohort import rank
+from flare.machines.selection.interval import reference_interval
 from flare.machines.selection.lanes import terms
-from flare.machines.selection.reference import normalizers, reference_interval
+from flare.machines.selection.reference import normalizers
 from flare.machines.selection.select import select
 from flare.machines.selection.view import Phase
 from tests.machines.build import decode_shape, decoder, graph, prefill_shape, prompt, scored_shape, view
@@ -36,25 +37,23 @@ def test_unknown_graphs_have_no_part_in_the_reference_interval() -> None:
 @pytest.mark.parametrize("case", VECTORS["single_stage"])
 def test_one_graph_scores_as_the_reference(case: dict[str, Any]) -> None:
     rows = case["decoders"]
-    lanes = Lanes(
-        np.array([row["priced_service"] for row in rows]),
+    duration_ms, served = case["duration_ms"], min(case["batch"], len(rows))
+    best = rank(
+        np.array([[row["priced_service"] for row in rows]]),
         np.array([row["age_price"] * row["sigma_ms"] for row in rows]),
         np.array([row["age_ms"] for row in rows]),
-    )
-    duration_ms, batch = np.array([case["duration_ms"]]), np.array([case["batch"]])
-    cohorts = best_cohorts(lanes, duration_ms, batch)
-    priced = terms(
         duration_ms,
-        cohorts.service,
-        cohorts.age,
+    )
+    priced = terms(
+        np.array([duration_ms]),
+        best.service[:, served],
+        best.aged[:, served] + best.urgency[:, served] * duration_ms,
         sum(row["age_price"] for row in rows),
-        served=cohorts.served,
-        padding=batch - cohorts.served,
+        served=np.array([served]),
         eligible=np.array([True]),
     )
     assert priced.score[0] == pytest.approx(case["expect_score"], rel=1e-12)
-    chosen = sorted(rows[lane]["id"] for lane in cohorts.order[0, : cohorts.served[0]])
-    assert chosen == sorted(case["expect_cohort"])
+    assert sorted(rows[lane]["id"] for lane in best.order[0, :served]) == sorted(case["expect_cohort"])
 
 
 def test_normalizers_are_the_fastest_expected_service() -> None:

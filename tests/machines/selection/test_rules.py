@@ -9,8 +9,8 @@ import pytest
 
 from flare.machines.graph import GraphKind, GraphShape
 from flare.machines.prices import MODERATE_LOG_PRICE
-from flare.machines.selection.decode import decode_pool
-from flare.machines.selection.lanes import decoding
+from flare.machines.selection.board import Board
+from flare.machines.selection.decode import round_pool
 from flare.machines.selection.order import standing
 from flare.machines.selection.select import select
 from flare.machines.selection.view import Decision, GraphRow, Hold, LaneWork, Phase, Plan, Reason, RequestRow, View
@@ -315,7 +315,7 @@ def test_equal_values_prefer_smaller_padding_to_lower_slots() -> None:
 def test_the_last_fences_of_a_cohort_are_compared_sorted() -> None:
     rows = [decoder(0, last_fence=9), decoder(1, last_fence=2), decoder(2, last_fence=5)]
     taken = view([graph(decode_shape(4), 8.0)], rows)
-    pool = decode_pool(taken, decoding(taken))
+    pool = round_pool(Board.of(taken))
     assert pool is not None
     place = standing(pool.terms, 0, pool.option(0))
     assert (place.last_fences, place.slots, place.padding) == ((2, 5, 9), (0, 1, 2), 1)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import random
-
 import msgspec
 import pytest
 from hypothesis import given
@@ -12,15 +10,22 @@ from hypothesis import strategies as st
 from flare.machines.selection.select import select
 from flare.machines.selection.view import Decision, View
 from tests.machines.build import decode_shape, decoder, graph, queued, view
-from tests.machines.selection.test_enumeration import random_view
+from tests.machines.oracle.cases import SORTS, case
 
 
-@given(st.randoms(use_true_random=False), st.booleans(), st.floats(0.0, 1e9), st.integers(0, 2**62))
+@given(
+    st.sampled_from(sorted(SORTS)),
+    st.integers(0, 10_000),
+    st.booleans(),
+    st.booleans(),
+    st.floats(0.0, 1e9),
+    st.integers(0, 2**62),
+)
 def test_a_decision_is_the_same_after_the_view_went_through_json(
-    rng: random.Random, overrun: bool, log_scale: float, last_fence: int
+    sort: str, number: int, queue: bool, overrun: bool, log_scale: float, last_fence: int
 ) -> None:
-    drawn = random_view(rng)
-    busy = (queued(decode_shape(1), 0),) if rng.random() < 0.5 else ()
+    drawn = case(sort, number)
+    busy = (queued(decode_shape(1), 0),) if queue else ()
     taken = msgspec.structs.replace(
         drawn,
         overrun=overrun,

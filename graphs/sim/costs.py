@@ -1,0 +1,265 @@
+"""Durations from a table of measured costs: what a graph of any extents takes, in milliseconds.
+
+Owns the file format, its checks and the interpolation (docs/simulation.md, "Costs"). Does not own noise, drift or
+faults (`timing`). Surprising rule: a prepared graph does the work of its capacity, whatever it serves; only the context
+that its lanes really have is read, so that a padded row costs its place in the batch and no attention.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from flare.machines.graph import STAGE_KINDS, GraphKind, GraphShape
+
+from ..frames import Frame, LaneInput
+from .timing import Duration
+
+NS_PER_MS = 1e6
+
+
+class CostError(ValueError):
+    """A table of costs that cannot be used; the message names the key and the fix."""
+
+
+class Curve:
+    """Piecewise linear through points (x, y). Below the first it is flat, beyond the last the last slope goes on."""
+
+    __slots__ = ("_xs", "_ys")
+
+    def __init__(self, points: Mapping[float, float]) -> None:
+        self._xs = sorted(points)
+        self._ys = [points[x] for x in self._xs]
+
+    @property
+    def points(self) -> dict[float, float]:
+        """What it goes through."""
+        return dict(zip(self._xs, self._ys, strict=True))
+
+    def at(self, x: float) -> float:
+        """The value at `x`."""
+        xs, ys = self._xs, self._ys
+        high = min(bisect_right(xs, x), len(xs) - 1)
+        if high == 0:
+            return ys[0]
+        low = high - 1
+        return ys[low] + (ys[high] - ys[low]) * (x - xs[low]) / (xs[high] - xs[low])
+
+
+class Surface:
+    """A curve for each row of a grid, linear between rows; below the first row and beyond the last as `Curve`."""
+
+    __slots__ = ("_curves", "_xs")
+
+    def __init__(self, rows: Mapping[float, Curve]) -> None:
+        self._xs = sorted(rows)
+        self._curves = [rows[x] for x in self._xs]
+
+    def at(self, x: float, y: float) -> float:
+        """The value at row `x` and place `y`."""
+        xs, curves = self._xs, self._curves
+        high = min(bisect_right(xs, x), len(xs) - 1)
+        if high == 0:
+            return curves[0].at(y)
+        low = high - 1
+        share, before = (x - xs[low]) / (xs[high] - xs[low]), curves[low].at(y)
+        return before if share == 0.0 else before + (curves[high].at(y) - before) * share
+
+
+Chunks = Iterable[tuple[int, int]]
+"""Prompt chunks of a graph: (tokens, what was cached of their prompt before them)."""
+
+
+@dataclass(frozen=True, slots=True)
+class CostTable:
+    """What one device takes with one model. Times are milliseconds; contexts, prompts and chunks are tokens.
+
+    A `context` is the mean over all rows of the batch, empty ones included. Chunks of several prompts cost what one
+    chunk of all their tokens does, and each what reading its own past adds.
+    """
+
+    name: str
+    kv_bytes_per_token: int
+    reference_context: float
+    decode_grid: Surface
+    prefill_curve: Curve
+    past_grid: Surface
+    mixed_grid: Surface
+    verify_grid: Surface | None = None
+    scored: Curve | None = None
+    draft: Curve | None = None
+    stages: Mapping[GraphKind, Curve] = field(default_factory=dict)
+
+    def decode(self, batch: float, context: float) -> float:
+        """One token for each of `batch` rows."""
+        return self.decode_grid.at(context, batch)
+
+    def prefill(self, tokens: float, past: float = 0.0) -> float:
+        """`tokens` prompt tokens behind `past` cached ones."""
+        return self.prefill_curve.at(tokens) + self.past_grid.at(past, tokens)
+
+    def past(self, chunks: Chunks) -> float:
+        """What reading the cache adds to prompt chunks."""
+        return sum([self.past_grid.at(past, tokens) for tokens, past in chunks if past])
+
+    def mixed(self, batch: float, context: float, tokens: float, chunks: Chunks = ()) -> float:
+        """`batch` decoding rows beside `tokens` prompt tokens, which are those of `chunks`; either may be none."""
+        fresh = self.prefill_curve.at(tokens)
+        if batch <= 0:
+            return fresh + self.past(chunks)
+        decode = self.decode(batch, context)
+        if tokens <= 0:
+            return decode
+        # The grid has fresh prompts beside rows at the reference context; attention to more, or to less, is added.
+        together = self.mixed_grid.at(batch, tokens) + decode - self.decode(batch, self.reference_context)
+        return max(together, decode, fresh) + self.past(chunks)
+
+    def verify(self, width: float, batch: float, context: float) -> float:
+        """`width` target positions for each of `batch` rows, without the proposals. Raises `CostError` without data."""
+        if width <= 1:
+            return self.decode(batch, context)
+        if self.verify_grid is None:
+            raise CostError(f"costs {self.name}: verify is missing; give verify[width][batch] for speculative graphs")
+        wide = self.verify_grid.at(width, batch)
+        return wide + self.decode(batch, context) - self.decode(batch, self.reference_context)
+
+    def graph(self, shape: GraphShape, context_tokens: float = 0.0, chunks: Chunks = ()) -> float:
+        """A prepared graph at its capacity.
+
+        `context_tokens` is the sum of its decoding rows' contexts, `chunks` are the prompt chunks that it really has.
+        Raises `CostError` for a kind that the table says nothing about.
+        """
+        kind, batch, tokens = shape.kind, shape.batch, shape.prefill_tokens
+        if kind in STAGE_KINDS:
+            if kind not in self.stages:
+                raise CostError(f"costs {self.name}: {kind} is missing; give {kind}[batch] for graph {shape.name}")
+            return self.stages[kind].at(batch)
+        if kind is GraphKind.SCORED_PREFILL and self.scored is not None:
+            return self.scored.at(tokens) + self.past(chunks)
+        if kind in (GraphKind.PREFILL, GraphKind.SCORED_PREFILL):
+            return self.mixed(0, 0.0, tokens, chunks)
+        # One row of a mixed graph may hold a prompt; where several do, the tokens that fit are the same.
+        rows = batch - 1 if kind is GraphKind.MIXED else batch
+        context = context_tokens / rows
+        total = self.mixed(rows, context, tokens, chunks)
+        if shape.drafts:
+            width = shape.packed_targets / batch
+            total += self.verify(width, rows, context) - self.decode(rows, context)
+        if shape.draft_depth and self.draft is not None:
+            total += shape.draft_depth * self.draft.at(batch)
+        return total
+
+    def check(self, catalog: Iterable[GraphShape]) -> None:
+        """Raises `CostError` if a graph of the catalog cannot be priced."""
+        for shape in catalog:
+            self.graph(shape)
+
+    def duration(self, context_of: Callable[[LaneInput], int]) -> Duration:
+        """Durations for the simulated device, where `context_of` knows the context of a decoding lane."""
+
+        def of(frame: Frame) -> int:
+            context, chunks = 0, []
+            for lane in frame.lanes:
+                if lane.tokens is not None:
+                    chunks.append((len(lane.tokens), lane.start))
+                elif lane.stage is None:
+                    context += context_of(lane)
+            return max(1, round(self.graph(frame.shape, context, chunks) * NS_PER_MS))
+
+        return of
+
+
+def load_costs(path: Path) -> CostTable:
+    """Read a table. Raises `CostError` naming the file, the key and the fix."""
+    try:
+        table = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise CostError(f"costs {path}: cannot be read: {error.strerror}; name a JSON table of costs") from None
+    except ValueError as error:
+        raise CostError(f"costs {path}: not valid JSON: {error}") from None
+    if not isinstance(table, dict):
+        raise CostError(f"costs {path}: must be an object with the keys decode, prefill and mixed")
+    return _Reader(str(path), table).table()
+
+
+@dataclass(frozen=True, slots=True)
+class _Reader:
+    """The checks of one file."""
+
+    source: str
+    values: Mapping[str, object]
+
+    def table(self) -> CostTable:
+        reference = self._number("context_tokens", 1024)
+        decode, prefill = self._curve("decode"), self._curve("prefill")
+        contexts = self._curves("decode_by_context", required=False) | {reference: decode}
+        pasts = {
+            past: Curve({0.0: 0.0} | {at: max(0.0, ms - prefill.at(at)) for at, ms in curve.points.items()})
+            for past, curve in self._curves("prefill_with_past", required=False).items()
+        }
+        mixed = {batch: Curve({0.0: decode.at(batch)} | curve.points) for batch, curve in self._curves("mixed").items()}
+        verify = self._curves("verify", required=False)
+        return CostTable(
+            name=f"{self.values.get('gpu', '?')} {self.values.get('model', '?')}",
+            kv_bytes_per_token=round(self._number("kv_bytes_per_token", 0)),
+            reference_context=reference,
+            decode_grid=Surface(contexts),
+            # A prompt of one token is one row's work.
+            prefill_curve=Curve({1.0: min(decode.at(1), *prefill.points.values())} | prefill.points),
+            past_grid=Surface({0.0: Curve({0.0: 0.0})} | pasts),
+            mixed_grid=Surface(mixed),
+            verify_grid=Surface({1.0: decode} | verify) if verify else None,
+            scored=self._curve("scored_prefill") if "scored_prefill" in self.values else None,
+            draft=self._curve("draft") if "draft" in self.values else None,
+            stages={kind: self._curve(kind.value) for kind in STAGE_KINDS if kind.value in self.values},
+        )
+
+    def _refuse(self, key: str, fix: str) -> CostError:
+        return CostError(f"costs {self.source}: {key}: {fix}")
+
+    def _number(self, key: str, default: float) -> float:
+        value = self.values.get(key, default)
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < float("inf"):
+            raise self._refuse(key, f"{value!r} must be a number of at least 0")
+        return float(value)
+
+    def _curve(self, key: str) -> Curve:
+        if key not in self.values:
+            raise self._refuse(key, f'is missing; give a table of milliseconds, as "{key}": {{"64": 7.4}}')
+        return Curve(self._points(key, self.values[key]))
+
+    def _curves(self, key: str, *, required: bool = True) -> dict[float, Curve]:
+        if key not in self.values:
+            if required:
+                raise self._refuse(key, f'is missing; give tables of milliseconds, as "{key}": {{"1": {{"64": 7.4}}}}')
+            return {}
+        rows = self.values[key]
+        if not isinstance(rows, dict) or not rows:
+            raise self._refuse(key, "must be an object of tables, one for each row of the grid")
+        return {self._place(key, place): Curve(self._points(f"{key}[{place}]", row)) for place, row in rows.items()}
+
+    def _points(self, key: str, values: object) -> dict[float, float]:
+        if not isinstance(values, dict) or not values:
+            raise self._refuse(key, "must be an object of milliseconds, with the extent as its key")
+        points: dict[float, float] = {}
+        for place, value in values.items():
+            if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < float("inf"):
+                raise self._refuse(f"{key}[{place}]", f"{value!r} must be a positive number of milliseconds")
+            points[self._place(key, place)] = float(value)
+        self._check_rising(key, sorted(points.items()))
+        return points
+
+    def _check_rising(self, key: str, points: Sequence[tuple[float, float]]) -> None:
+        for (before, less), (place, value) in itertools.pairwise(points):
+            if value < less:
+                problem = f"{value} ms is less than the {less} ms at {before:g}; more work never takes less time"
+                raise self._refuse(f"{key}[{place:g}]", f"{problem}: use the running maximum")
+
+    def _place(self, key: str, place: str) -> float:
+        if not place.isdigit() or int(place) < 1:
+            raise self._refuse(f"{key}[{place}]", "its key must be a whole number of at least 1")
+        return float(place)

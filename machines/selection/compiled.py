@@ -1,0 +1,230 @@
+"""The catalog as arrays: what never changes between decisions.
+
+Owns the columns of the prepared shapes, grouped by what they can serve, and which shapes are larger than which. Does
+not own durations or requests: those are a view's. Surprising rule: a mixed graph is in two groups, as a round of
+output without a prompt (`rounds`) and as a graph that consumes one (`prompts`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..graph import PROMPT_KINDS, STAGE_KINDS, GraphKind, GraphShape
+
+Ints = NDArray[np.int64]
+Bools = NDArray[np.bool_]
+
+UNBOUNDED = 1 << 62
+"""A prompt capacity that no graph has."""
+
+
+@dataclass(frozen=True, slots=True)
+class Larger:
+    """Pairs of places [e] in one group of shapes: `shape` is at least `than` in every capacity and larger in one.
+
+    Both have the same kind, D, W and upkeep of the draft's context. `capacity_at` and `smaller_at` are the places of
+    their prompt capacities; `batch` and `rows` are those of the smaller shape.
+    """
+
+    shape: NDArray[np.intp]
+    than: NDArray[np.intp]
+    capacity_at: NDArray[np.intp]
+    smaller_at: NDArray[np.intp]
+    batch: Ints
+    rows: Ints
+
+
+@dataclass(frozen=True, slots=True)
+class Shapes:
+    """A group of prepared shapes; arrays are [g].
+
+    `index` is the place in the view's graphs, `kind_at` that of the kind in `GraphKind`. `rows` are the rows that may
+    consume a prompt, 0 if none. `width_at` is the place of W in `Compiled.widths`, `capacity_at` that of
+    `prefill_tokens` in `Compiled.capacities`. `below` is the place of the next smaller capacity that is equal in all
+    else, -1 if there is none. `larger` has all pairs of larger and smaller shapes, `next_larger` those with nothing
+    in between. `batch_below` is the greatest batch of any smaller shape, 0 if there is none.
+    """
+
+    index: NDArray[np.intp]
+    shapes: tuple[GraphShape, ...]
+    kind_at: NDArray[np.intp]
+    batch: Ints
+    prefill_tokens: Ints
+    rows: Ints
+    width_at: NDArray[np.intp]
+    capacity_at: NDArray[np.intp]
+    mixed: Bools
+    below: NDArray[np.intp]
+    larger: Larger
+    next_larger: Larger
+    batch_below: Ints
+
+    @property
+    def rows_max(self) -> int:
+        """The most rows that one of them may consume prompts of; 0 if there are none."""
+        return int(self.rows.max(initial=0))
+
+    def __len__(self) -> int:
+        return len(self.shapes)
+
+
+class Companion(IntEnum):
+    """What a following graph does beside output for ready and newly ready streams."""
+
+    NONE = 0
+    READY_PROMPT = 1
+    PROMPT = 2
+    SCORED_PROMPT = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Sequels:
+    """Graphs that may follow a prerequisite, once for each `Companion`; arrays are [s], in the order of companions.
+
+    `groups` and `place` say where the shape is; `first` [4] where each companion begins. `rooms` are its rows for
+    decoding requests; `enabled` is 1 where the prerequisite enables the prompt, which takes a row of it. `batch_below`
+    is the batch of a smaller shape that holds the same streams if they fit, 0 if there is none.
+    """
+
+    groups: tuple[Shapes, ...]
+    first: tuple[int, ...]
+    companion: Ints
+    place: NDArray[np.intp]
+    index: NDArray[np.intp]
+    rooms: Ints
+    enabled: Ints
+    width_at: NDArray[np.intp]
+    capacity_at: NDArray[np.intp]
+    batch_below: Ints
+
+    @staticmethod
+    def of(rounds: Shapes, prompts: Shapes, scored: Shapes) -> Sequels:
+        """The sequels of a catalog. A round with a smaller one of its batch never has a cohort of its own."""
+        beside = np.where(prompts.mixed, prompts.batch - 1, 0)
+        own, mixed = np.flatnonzero(rounds.batch > rounds.batch_below), np.flatnonzero(prompts.mixed)
+        parts = (
+            (rounds, own, rounds.batch[own], rounds.batch_below[own]),
+            (prompts, mixed, beside[mixed], np.zeros(len(mixed), np.int64)),
+            (prompts, np.arange(len(prompts)), beside, np.zeros(len(prompts), np.int64)),
+            (scored, np.arange(len(scored)), np.zeros(len(scored), np.int64), np.zeros(len(scored), np.int64)),
+        )
+        companion = np.repeat(np.arange(len(parts)), [len(places) for _, places, _, _ in parts])
+        return Sequels(
+            tuple([group for group, _, _, _ in parts]),
+            tuple(np.searchsorted(companion, np.arange(len(parts))).tolist()),
+            companion,
+            np.concatenate([places for _, places, _, _ in parts]),
+            np.concatenate([group.index[places] for group, places, _, _ in parts]),
+            np.concatenate([rooms for _, _, rooms, _ in parts]),
+            (companion >= Companion.PROMPT).astype(np.int64),
+            np.concatenate([group.width_at[places] for group, places, _, _ in parts]),
+            np.concatenate([group.capacity_at[places] for group, places, _, _ in parts]),
+            np.concatenate([below for _, _, _, below in parts]),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Compiled:
+    """A catalog, compiled once. `widths` and `capacities` are distinct and rising; the last capacity is beyond every
+    prompt and no graph's: it stands for all that a row can consume.
+
+    `rounds` give output to decoding rows alone: decode, speculative and mixed graphs. `prompts` consume prompts:
+    prefill and mixed; `scored` those that are scored. `stages` move state; `sequels` may follow a prerequisite. `kinds`
+    has the shapes of every kind.
+    """
+
+    shapes: tuple[GraphShape, ...]
+    widths: Ints
+    capacities: Ints
+    kinds: dict[GraphKind, Shapes]
+    rounds: Shapes
+    prompts: Shapes
+    scored: Shapes
+    stages: Shapes
+    sequels: Sequels
+
+    @staticmethod
+    def of(shapes: Sequence[GraphShape]) -> Compiled:
+        """Compile the shapes of a view's graphs, in their order.
+
+        Raises ValueError for a ragged program (P < B * W): no rule here shares its target rows out.
+        """
+        for shape in shapes:
+            if shape.packed_targets and shape.packed_targets != shape.batch * shape.width:
+                raise ValueError(f"{shape.name}: only rectangular programs can be selected")
+        widths = tuple(sorted({shape.width for shape in shapes} | {1}))
+        capacities = (*sorted({shape.prefill_tokens for shape in shapes if shape.prefill_tokens}), UNBOUNDED)
+
+        def group(*kinds: GraphKind) -> Shapes:
+            return _group(shapes, kinds, widths, capacities)
+
+        rounds = group(GraphKind.DECODE, GraphKind.SPECULATIVE, GraphKind.MIXED)
+        prompts, scored = group(GraphKind.PREFILL, GraphKind.MIXED), group(GraphKind.SCORED_PREFILL)
+        return Compiled(
+            tuple(shapes),
+            np.array(widths, np.int64),
+            np.array(capacities, np.int64),
+            {kind: group(kind) for kind in GraphKind},
+            rounds,
+            prompts,
+            scored,
+            group(*STAGE_KINDS),
+            Sequels.of(rounds, prompts, scored),
+        )
+
+
+def _group(
+    shapes: Sequence[GraphShape], kinds: Sequence[GraphKind], widths: Sequence[int], capacities: Sequence[int]
+) -> Shapes:
+    index = [place for place, shape in enumerate(shapes) if shape.kind in kinds]
+    chosen = tuple([shapes[place] for place in index])
+    families = sorted({_family(shape) for shape in chosen})
+    family = np.array([families.index(_family(shape)) for shape in chosen], np.int64)
+    extents = np.array([(s.batch, s.prefill_tokens, _prompt_rows(s)) for s in chosen], np.int64).reshape(-1, 3)
+    alike = family[:, None] == family
+    at_least = (extents[:, None] >= extents).all(axis=2) & alike
+    larger = at_least & ~at_least.T
+    between = larger.astype(np.int64) @ larger.astype(np.int64) > 0
+    smaller_capacity = larger & (extents[:, None, [0, 2]] == extents[:, [0, 2]]).all(axis=2)
+    tokens = np.where(smaller_capacity, extents[:, 1], -1)
+    capacity_at = np.array([capacities.index(s.prefill_tokens) if s.prefill_tokens else 0 for s in chosen], np.intp)
+
+    def pairs(which: Bools) -> Larger:
+        shape, than = np.nonzero(which)
+        return Larger(shape, than, capacity_at[shape], capacity_at[than], extents[than, 0], extents[than, 2])
+
+    return Shapes(
+        np.array(index, np.intp),
+        chosen,
+        np.array([_KINDS.index(s.kind) for s in chosen], np.intp),
+        extents[:, 0],
+        extents[:, 1],
+        extents[:, 2],
+        np.array([widths.index(s.width) for s in chosen], np.intp),
+        capacity_at,
+        np.array([s.kind is GraphKind.MIXED for s in chosen], np.bool_),
+        np.where(smaller_capacity.any(axis=1), tokens.argmax(axis=1) if len(chosen) else 0, -1).astype(np.intp),
+        pairs(larger),
+        pairs(larger & ~between),
+        np.where(larger, extents[:, 0], 0).max(axis=1, initial=0),
+    )
+
+
+_KINDS = tuple(GraphKind)
+
+
+def _family(shape: GraphShape) -> tuple[str, int, int, bool]:
+    """What must be equal before capacities are compared."""
+    return (shape.kind, shape.draft_depth, shape.width, shape.drafts)
+
+
+def _prompt_rows(shape: GraphShape) -> int:
+    """How many rows may consume a prompt: all of a prefill graph's."""
+    if shape.kind is GraphKind.MIXED:
+        return shape.prompt_rows
+    return shape.batch if shape.kind in PROMPT_KINDS else 0

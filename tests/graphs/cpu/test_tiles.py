@@ -1,0 +1,74 @@
+"""The compiled program as CPUs without matrix tiles run it, and that both ways of attention agree."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from flare.cache import cache_dir
+from flare.graphs.cpu import build
+from flare.graphs.cpu.native import NativeStep
+from flare.graphs.memory.pages import KvPages
+from flare.graphs.models.config import ModelConfig
+from flare.graphs.models.source import WeightSource
+from flare.graphs.programs.buffers import StepBuffers
+from flare.graphs.programs.rows import StateRows
+from tests.graphs.cpu.test_native import CONFIGS, IDS, scores, weights
+from tests.graphs.mixed_requests import differences, in_mixed_frames, separately
+from tests.graphs.programs.test_mixed import requests
+from tests.graphs.programs_driver import Driver, native
+
+pytestmark = pytest.mark.skipif(platform.machine() != "x86_64", reason="no other CPU has these tiles")
+
+
+@pytest.fixture(autouse=True)
+def _flags() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(build, "FLAGS", (*build.FLAGS, "-mno-amx-tile"))
+        without_tiles()
+        yield
+
+
+@cache
+def without_tiles() -> Path:
+    """The library built for a CPU that has no tiles, under the patched flags."""
+    return build.native_library(cache_dir())
+
+
+def plain(config: ModelConfig, source: WeightSource, rows: StateRows, buffers: StepBuffers, pages: int) -> NativeStep:
+    """That program, on two threads."""
+    kv = KvPages.allocate(config, pages, torch.bfloat16)
+    return NativeStep(without_tiles(), config, source, rows, buffers, kv, threads=2)
+
+
+def driver(name: str, **changes: int) -> Driver:
+    """A driver of that program."""
+    return Driver(plain, CONFIGS[name], weights(name), **changes)
+
+
+@pytest.mark.parametrize("name", ["llama", "window", "qwen2", "biased"])
+def test_both_ways_of_attention_agree(name: str) -> None:
+    got = scores(driver(name).prompt(0, IDS, prompt_logprobs=1)[1])
+    expected = scores(Driver(native, CONFIGS[name], weights(name)).prompt(0, IDS, prompt_logprobs=1)[1])
+    assert float(np.abs(np.array(got) - expected).mean()) < 0.01
+
+
+@pytest.mark.parametrize("name", ["llama", "window", "qwen2"])
+def test_chunks_and_pages_change_not_a_bit(name: str) -> None:
+    whole = scores(driver(name).prompt(0, IDS, prompt_logprobs=1)[1])
+    for chunk, shuffle in ((1, 1), (17, 2), (33, 3)):
+        assert scores(driver(name, shuffle=shuffle).prompt(2, IDS, chunk=chunk, prompt_logprobs=1)[1]) == whole
+
+
+def test_mixed_frames_change_not_a_bit() -> None:
+    lengths = ((5, 30), (90, 12), (61, 3))
+    separate, mixed = (requests(300, lengths) for _ in range(2))
+    separately(driver("llama", slots=3), separate, chunk=128)
+    in_mixed_frames(driver("llama", slots=3, shuffle=4), mixed, lambda: 37, 1)
+    assert differences(separate, mixed) == 0.0
