@@ -60,7 +60,10 @@ def load_policy(
     values |= checked_table(
         Policy, {key: value for key, value in given.items() if value is not None}, lambda key: f"scheduler_{key}"
     )
-    return build(Policy, values, str(source))
+    policy = build(Policy, values, str(source))
+    if 0.0 < policy.first_output_growth_ms < 1.0:
+        raise ConfigError(f"{source}: first_output_growth_ms: must be 0 (no growth) or at least 1")
+    return policy
 
 
 def load_recipe(name_or_path: str) -> Recipe:

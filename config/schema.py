@@ -48,12 +48,41 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
     first_output_age_price: Annotated[
         Coefficient, Meta(description="Price of waiting for a first output, value/ms².")
     ] = 0.0
+    output_time_price: Annotated[
+        Coefficient, Meta(description="Value of the device time that a round of output costs a stream, value/ms.")
+    ] = 0.0
+    prompt_time_price: Annotated[
+        Coefficient, Meta(description="Value of the device time that a prompt token costs, value/ms.")
+    ] = 0.0
+    first_output_value: Annotated[
+        Coefficient, Meta(description="Value of a whole prompt, shared among the tokens that it has left.")
+    ] = 0.0
+    first_output_growth_ms: Annotated[
+        float,
+        Meta(ge=0, le=1e9, description="Wait in which first_output_value grows by itself once; 0: it never grows."),
+    ] = 0.0
+    first_output_urgency: Annotated[
+        Coefficient, Meta(description="What prompt_time_price rises by as the patience runs out, value/ms.")
+    ] = 0.0
+    first_output_patience_ms: Annotated[
+        float, Meta(ge=1, le=1e9, description="Wait at which a first output is the most urgent.")
+    ] = 500.0
+    gap_price: Annotated[
+        Coefficient, Meta(description="Price of a gap in the streams, at gap_stretch reference intervals, value/ms.")
+    ] = 0.0
+    gap_stretch: Annotated[
+        float, Meta(ge=1, le=1e6, description="Gap at which a frame pays gap_price, in reference intervals.")
+    ] = 5.0
     adaptation_ms: Annotated[
         float, Meta(gt=0, le=1e7, description="Time over which service prices follow the measured rates.")
     ]
     estimate_ttl_ms: Annotated[
         float, Meta(gt=0, le=1e9, description="Age beyond which a graph's duration estimate is stale.")
     ]
+    adaptive_verification_alpha: Annotated[
+        float,
+        Meta(gt=0, le=100, description="Exponent on survival estimates in the scores of speculative rounds."),
+    ] = 1.0
     newcomer_share: Annotated[
         float, Meta(gt=0, le=COEFFICIENT_MAX, description="A newcomer starts as one that had 1/this of its fair share.")
     ]
@@ -126,7 +155,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     ] = 30.0
 
     scheduler_policy: Annotated[
-        Text, Meta(description="A preset (balanced, throughput) or the path of a policy file.")
+        Text, Meta(description="A preset (balanced, interactive, throughput) or the path of a policy file.")
     ] = "balanced"
     scheduler_terminal_value: Annotated[
         Coefficient | None, Meta(description="Replaces the policy's terminal_value.")
@@ -147,6 +176,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     max_prefill_tokens: Annotated[
         TokenCount, Meta(description="The largest prefill graph, one of the recipe's capacities.")
     ] = 512
+    mixed_prefill: Annotated[
+        bool, Meta(description="Prepare graphs that consume a prompt and decode other requests in one pass.")
+    ] = False
 
     trace: Annotated[Text | None, Meta(description="File that takes every event as a JSON line.")] = None
     trace_views: Annotated[

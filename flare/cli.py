@@ -52,6 +52,9 @@ _COMMANDS = (
     _Command("chat", partial(_of, "chat_client", "chat"), "Talk to a running server."),
     _Command("bench", partial(_of, "bench.command", "bench"), "Put load on a server and report what clients see."),
     _Command("graphs", partial(_of, "graphs_command", "graphs"), "The prepared graphs, and their measured durations."),
+    _Command(
+        "simulate", partial(_of, "simulate.command", "simulate"), "Serve a trace in virtual time, by several rules."
+    ),
     _Command("explain", partial(_of, "explain", "explain"), "Take logged decisions again, and show why a plan won."),
 )
 

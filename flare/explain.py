@@ -165,16 +165,17 @@ def _table(candidates: Sequence[Candidate]) -> Table:
     table.add_column("", no_wrap=True)
     table.add_column("graph", no_wrap=True)
     table.add_column("slots", min_width=8)
-    for heading in ("tokens", "time", "service", "age", "waiting", "score"):
+    gaps = any(candidate.gap_cost for candidate in candidates)
+    for heading in ("tokens", "time", "service", "age", "waiting", *(("gaps",) if gaps else ()), "score"):
         table.add_column(heading, justify="right", no_wrap=True)
     table.add_column("queue", no_wrap=True)
     table.add_column("why it lost", min_width=24)
     for candidate in candidates:
-        table.add_row(*_cells(candidate), style="bold green" if candidate.lost is None else None)
+        table.add_row(*_cells(candidate, gaps=gaps), style="bold green" if candidate.lost is None else None)
     return table
 
 
-def _cells(candidate: Candidate) -> Iterator[str]:
+def _cells(candidate: Candidate, *, gaps: bool) -> Iterator[str]:
     known = candidate.duration_ns > 0
     yield "*" if candidate.lost is None else ""
     yield candidate.shape.name
@@ -184,6 +185,8 @@ def _cells(candidate: Candidate) -> Iterator[str]:
     yield _number(candidate.service)
     yield _number(candidate.age_term) if known else "-"
     yield _number(candidate.waiting_cost) if known else "-"
+    if gaps:
+        yield _number(candidate.gap_cost) if known else "-"
     yield _number(candidate.score)
     yield "drains" if candidate.needs_empty_window else "behind"
     yield candidate.lost or ""

@@ -30,7 +30,12 @@ def read_settings(
     policy = load_policy(
         settings.scheduler_policy, settings.scheduler_terminal_value, settings.scheduler_terminal_age_price
     )
-    catalog = build_catalog(load_recipe(settings.recipe), settings.max_num_seqs, settings.max_prefill_tokens)
+    catalog = build_catalog(
+        load_recipe(settings.recipe),
+        settings.max_num_seqs,
+        settings.max_prefill_tokens,
+        mixed_prefill=settings.mixed_prefill,
+    )
     cores = len(os.sched_getaffinity(0))
     if settings.threads is not None and settings.threads > cores:
         raise ConfigError(f"threads: {settings.threads} is more than the {cores} cores here; leave it unset for all")

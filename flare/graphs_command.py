@@ -19,6 +19,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from flare.graphs.programs.extents import packed_rows
 from flare.machines.graph import GraphShape
 
 from .client import base_url
@@ -47,6 +48,10 @@ def graphs(
     max_model_len: Annotated[int | None, typer.Option(help="Of --plan: as for `flare run`.")] = None,
     kv_memory: Annotated[str | None, typer.Option(help="Of --plan: as for `flare run`.")] = None,
     dtype: Annotated[str | None, typer.Option(help="Of --plan: as for `flare run`.")] = None,
+    recipe: Annotated[str | None, typer.Option(help="Of --plan: as for `flare run`.")] = None,
+    mixed_prefill: Annotated[
+        bool | None, typer.Option("--mixed-prefill/--no-mixed-prefill", help="Of --plan: as for `flare run`.")
+    ] = None,
 ) -> None:
     """The prepared graphs, and their measured durations."""
     console = Console()
@@ -57,6 +62,8 @@ def graphs(
         "max_model_len": max_model_len,
         "kv_memory": kv_memory,
         "dtype": dtype,
+        "recipe": recipe,
+        "mixed_prefill": mixed_prefill,
     }
     try:
         if plan:
@@ -104,7 +111,9 @@ def show_plan(console: Console, catalog: Sequence[GraphShape], memory: Sequence[
     for shape in catalog:
         table.add_row(shape.name, str(shape.batch), str(shape.prefill_tokens or "-"))
     console.print(table)
-    console.print(f"{len(catalog)} graphs. Memory, shared by all of them:", highlight=False)
+    packed = max(map(packed_rows, catalog))
+    console.print(f"{len(catalog)} graphs, the largest of {packed} packed rows.", highlight=False)
+    console.print("Memory, shared by all of them:", highlight=False)
     for purpose, size_bytes in (*memory, ("total", sum(size_bytes for _, size_bytes in memory))):
         console.print(f"  {purpose:<24}{size_bytes / 2**20:>10,.1f} MiB", highlight=False)
 

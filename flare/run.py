@@ -28,11 +28,8 @@ from flare.config.schema import ConfigError, Policy, Settings
 from flare.graphs.cpu.device import CpuDevice
 from flare.graphs.device import Device
 from flare.graphs.weights.errors import ModelError
-from flare.machines.durations import DurationTable
 from flare.machines.graph import GraphShape
 from flare.machines.pages import PagePool
-from flare.machines.scheduler import Scheduler
-from flare.machines.selection.view import PolicyRow
 from flare.machines.waiting import WaitingQueue
 
 from .cache import cache_dir
@@ -44,6 +41,7 @@ from .metrics import Metrics
 from .model import Model, open_model
 from .progress import LoadProgress
 from .request import GenerationRequest
+from .scheduling import make_scheduler
 from .server.app import create_app
 from .server.auth import account
 from .server.context import Limits, ServerContext
@@ -137,10 +135,9 @@ def compose(
     check_pages(device.pages * device.page_tokens, max_model_len)
     served_names = settings.served_model_name or (model.name,)
     metrics = Metrics(served_names[0], compat_vllm=settings.metrics_compat == "vllm")
-    durations = DurationTable(catalog, policy.estimate_ttl_ns)
-    scheduler = Scheduler(
+    scheduler = make_scheduler(
+        policy,
         catalog,
-        policy_row(policy),
         slots=settings.max_num_seqs,
         pages=PagePool(device.pages, device.page_tokens),
         waiting=WaitingQueue(
@@ -148,8 +145,6 @@ def compose(
             settings.max_num_queued_tokens,
             {account("key", key.encode()): weight for key, weight in settings.client_weights.items()},
         ),
-        durations=durations,
-        adaptation_ms=policy.adaptation_ms,
     )
 
     def assembler(request: GenerationRequest) -> TextAssembler:
@@ -158,7 +153,7 @@ def compose(
     engine = Engine(
         scheduler,
         device,
-        Reporter(metrics, durations, trace, views=settings.trace_views),
+        Reporter(metrics, scheduler.durations, trace, views=settings.trace_views),
         assembler=assembler,
         eos_ids=model.tokenizer.eos_ids,
     )
@@ -184,17 +179,6 @@ def compose(
         ),
     )
     return Parts(device, engine, context)
-
-
-def policy_row(policy: Policy) -> PolicyRow:
-    """The coefficients that selection reads."""
-    return PolicyRow(
-        output_token_value=policy.output_token_value,
-        token_fairness=policy.token_fairness,
-        delivery_fairness=policy.delivery_fairness,
-        decode_age_price=policy.decode_age_price,
-        newcomer_share=policy.newcomer_share,
-    )
 
 
 def _bound(settings: Settings) -> socket.socket:

@@ -53,6 +53,27 @@ class SlotTransition(msgspec.Struct, frozen=True, tag_field="event", tag="slot.t
     cause: str
 
 
+class WindowTransition(msgspec.Struct, frozen=True, tag_field="event", tag="window.transition"):
+    """The image windows of a request moved."""
+
+    at_ns: int
+    request: RequestId
+    before: str
+    after: str
+    cause: str
+
+
+class LedgerTransition(msgspec.Struct, frozen=True, tag_field="event", tag="ledger.transition"):
+    """A ledger of exploration credit moved; `credit_ns` is the execution that it pays for now (negative: owed)."""
+
+    at_ns: int
+    ledger: str
+    before: str
+    after: str
+    cause: str
+    credit_ns: int
+
+
 class LaneEntry(msgspec.Struct, frozen=True):
     """One request of a committed plan: `tokens` positions from `start`."""
 
@@ -74,7 +95,8 @@ class PlanCommitted(msgspec.Struct, frozen=True, tag_field="event", tag="plan.co
     """A plan was chosen and committed as frame `fence`; `n` counts plans from 1.
 
     `logical_tokens` is the work of all lanes. `duration_ns` 0: unknown (then `observation_age_ns` is None). `score` is
-    the scaled selection value rate (value/ms × exp(−log_scale)). `exploration_credit` is in ns of execution.
+    the scaled selection value rate (value/ms × exp(−log_scale)). `exploration_credit` is in ns of execution
+    (negative: owed).
     `frames_ahead` counts the frames in flight that it is queued behind. `ages_ms` has the projected output age of each
     decoding slot, `prices` the projected prices of each slot beside the best that the catalog could do for it.
     `view` is there with --trace-views alone.
@@ -113,7 +135,16 @@ class FrameCompleted(msgspec.Struct, frozen=True, tag_field="event", tag="frame.
     error: str | None
 
 
-TraceEvent = TraceOpened | TraceDropped | RequestTransition | SlotTransition | PlanCommitted | FrameCompleted
+TraceEvent = (
+    TraceOpened
+    | TraceDropped
+    | RequestTransition
+    | SlotTransition
+    | WindowTransition
+    | LedgerTransition
+    | PlanCommitted
+    | FrameCompleted
+)
 
 
 def lane_entries(lanes: tuple[LaneWork, ...]) -> tuple[LaneEntry, ...]:
@@ -154,5 +185,6 @@ def plan_committed(n: int, submit: SubmitFrame, view: View, *, with_view: bool) 
         frames_ahead=len(view.window),
         ages_ms={row.slot: row.age_ms for row in view.requests if row.phase is Phase.DECODE},
         prices=_prices(submit.participants, view),
+        exploration_credit=submit.credit_ns,
         view=view if with_view else msgspec.UNSET,
     )

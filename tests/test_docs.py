@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from flare.machines.request import TRANSITIONS, RequestState
+from flare.machines.lifecycle import TRANSITIONS, RequestState
 from flare.server.fields import HARMLESS, NEUTRAL
 from tools.generate_docs import BLOCKS, diagram, documents, fill
 

@@ -18,10 +18,11 @@ from msgspec.structs import FieldInfo
 from flare.config.convert import default_text, described, fields_by_key, only_in_files
 from flare.config.loader import flag_of, load_policy
 from flare.config.schema import Policy, Settings
-from flare.machines import request, slot
+from flare.machines import ledger, lifecycle, slot, windows
 from flare.machines.table import State, Transitions
 
 ROOT = Path(__file__).resolve().parents[1]
+PRESETS = ("balanced", "throughput", "interactive")
 S = TypeVar("S", bound=State)
 _BLOCK = re.compile(r"<!-- generated (?P<name>[\w-]+) -->\n.*?<!-- end (?P=name) -->", re.DOTALL)
 
@@ -52,18 +53,20 @@ def settings_table() -> str:
 
 def policy_table() -> str:
     """One row for each coefficient, with the values of the presets."""
-    presets = {name: msgspec.structs.asdict(load_policy(name)) for name in ("balanced", "throughput")}
+    presets = [msgspec.structs.asdict(load_policy(name)) for name in PRESETS]
     rows = [
-        f"| `{key}` | {_values(field)} | {presets['balanced'][key]:g} | {presets['throughput'][key]:g} "
-        f"| {described(field)[1]} |"
+        f"| `{key}` | {_values(field)} | {' | '.join(f'{preset[key]:g}' for preset in presets)} | {described(field)[1]} |"
         for key, field in fields_by_key(Policy).items()
     ]
-    return "\n".join(["| key | values | balanced | throughput | meaning |", "| --- | --- | --- | --- | --- |", *rows])
+    heading = f"| key | values | {' | '.join(PRESETS)} | meaning |"
+    return "\n".join([heading, "| --- " * (3 + len(PRESETS)) + "|", *rows])
 
 
 BLOCKS: dict[str, Callable[[], str]] = {
-    "request-machine": lambda: diagram(request.RequestState, request.TRANSITIONS),
+    "request-machine": lambda: diagram(lifecycle.RequestState, lifecycle.TRANSITIONS),
+    "image-windows-machine": lambda: diagram(windows.WindowState, windows.TRANSITIONS),
     "frame-slot-machine": lambda: diagram(slot.SlotState, slot.TRANSITIONS),
+    "ledger-machine": lambda: diagram(ledger.LedgerState, ledger.TRANSITIONS),
     "settings": settings_table,
     "policies": policy_table,
 }

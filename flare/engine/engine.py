@@ -1,9 +1,8 @@
-"""The driver: events into the scheduler, its effects out to the device and the clients.
+"""The engine: events into the scheduler, its effects out to the device and the clients.
 
-Owns the event loop's side of serving: accepted jobs, the hand-over from the device's thread, and the order in which
-one instant is worked off (all events, then decisions). Does not decide anything about scheduling. Surprising rule:
-there is no lock, since all state is touched on the event loop alone; the device's thread only hands its completion
-over.
+Owns the event loop's side of serving: accepted jobs and the hand-over from the device's thread. Does not decide
+anything about scheduling, nor the order within an instant (`driver`). Surprising rule: there is no lock, since all
+state is touched on the event loop alone; the device's thread only hands its completion over.
 """
 
 from __future__ import annotations
@@ -20,30 +19,31 @@ from anyio.abc import TaskStatus
 
 from flare.clock import Clock, monotonic_ns
 from flare.graphs.device import Device, DeviceLost
-from flare.graphs.frames import Completion, Frame, LaneResult
+from flare.graphs.frames import Completion, LaneInput, LaneResult
 from flare.machines.events import (
     Arrive,
     CancelRequest,
-    CompleteFrame,
-    CompletionRecord,
     Deliver,
+    Dispatch,
     Effect,
     HostStop,
     Published,
     RequestLost,
     RequestMoved,
+    Retired,
     SubmitFrame,
 )
 from flare.machines.ids import Fence, RequestId
-from flare.machines.request import EndReason, RequestState
+from flare.machines.lifecycle import Admitted, RequestState
+from flare.machines.request import EndReason
 from flare.machines.scheduler import Scheduler
-from flare.machines.selection.select import select
-from flare.machines.selection.view import Plan, View
+from flare.machines.selection.view import View
 from flare.request import GenerationRequest
 from flare.server import engine_api
 from flare.server.engine_api import Health
 from flare.tokens.assembler import TextAssembler
 
+from .driver import Driver
 from .job import Job
 from .reporting import Reporter
 from .stream import Stream
@@ -72,6 +72,7 @@ class Engine:
     ) -> None:
         self._scheduler = scheduler
         self._device = device
+        self._driver = Driver(scheduler, self, device.submit)
         self._reporter = reporter
         self._metrics = reporter.metrics
         self._assembler = assembler
@@ -128,7 +129,7 @@ class Engine:
         job = Job(request_id, request, stream, self._assembler(request), self._eos_ids, now_ns)
         effects = self._scheduler.apply(Arrive(request_id, job.spec), now_ns)
         self._jobs[request_id] = job
-        self._execute(effects, (), now_ns)
+        self.execute(effects, (), now_ns)
         self._wake.set()
         return stream
 
@@ -137,7 +138,7 @@ class Engine:
             return
         self._metrics.request_aborted()
         now_ns = self._clock()
-        self._execute(self._scheduler.apply(CancelRequest(request_id), now_ns), (), now_ns)
+        self.execute(self._scheduler.apply(CancelRequest(request_id), now_ns), (), now_ns)
         self._wake.set()
 
     def _retry_after_s(self) -> int:
@@ -189,33 +190,27 @@ class Engine:
         self._wake.set()
 
     def _turn(self) -> None:
-        """Work off one instant: all completions, then decisions while a frame slot could accept one."""
-        now_ns = self._clock()
-        while self._completions:
-            completion = self._completions.popleft()
-            event = CompleteFrame(completion.fence, completion.device_ns, _records(completion), completion.error)
-            self._execute(self._scheduler.apply(event, now_ns), completion.results, now_ns)
-        while self._scheduler.accepts and self._scheduler.has_runnable:
-            view = self._scheduler.view(now_ns)
-            decision = select(view)
-            if decision.plan is None:
-                break
-            self._commit(decision.plan, view, now_ns)
+        """Work off one instant."""
+        self._driver.turn(self._completions, self._clock())
         self._metrics.set_gauges(*self._scheduler.load())
         if self._scheduler.idle:
             self._finishes.clear()  # time without work says nothing of the rate at which requests end
             self._idle.set()
 
-    def _commit(self, plan: Plan, view: View, now_ns: int) -> None:
-        effects = self._scheduler.commit(plan, view, now_ns)
+    # The host of the driver
+
+    def lane(self, dispatch: Dispatch) -> LaneInput:
+        """The part of a frame that serves one request."""
+        return self._jobs[dispatch.request].lane(dispatch)
+
+    def committed(self, effects: Sequence[Effect], view: View, now_ns: int) -> None:
+        """Report a plan that was committed."""
         self._reporter.effects(effects, now_ns)
         for effect in effects:
             if isinstance(effect, SubmitFrame):
                 self._reporter.committed(effect, view)
-                lanes = tuple([self._jobs[dispatch.request].lane(dispatch) for dispatch in effect.lanes])
-                self._device.submit(Frame(effect.fence, plan.shape, lanes))
 
-    def _execute(self, effects: Sequence[Effect], results: Sequence[LaneResult], now_ns: int) -> None:
+    def execute(self, effects: Sequence[Effect], results: Sequence[LaneResult], now_ns: int) -> None:
         """Carry out effects in their order; `results` are those of the completion that they come from."""
         self._reporter.effects(effects, now_ns)
         by_handle = {result.handle: result for result in results}
@@ -223,10 +218,12 @@ class Engine:
             match effect:
                 case Deliver(request_id, handle, fence, ended):
                     self._deliver(self._jobs.get(request_id), by_handle[handle], ended, fence, now_ns)
-                case RequestMoved(request_id, _, _, RequestState.PREFILLING.value, _):
+                case RequestMoved(request_id, _, RequestState.QUEUED.value, _, Admitted.__name__):
                     job = self._jobs[request_id]
                     job.admitted_at_ns = now_ns
                     self._metrics.request_admitted((now_ns - job.arrived_at_ns) / 1e9)
+                case Retired(request_id):
+                    self._retire(self._jobs.get(request_id), now_ns)
                 case RequestLost(request_id, error):
                     failed = self._jobs.pop(request_id, None)
                     if failed is not None:
@@ -243,13 +240,21 @@ class Engine:
         if delta is None:
             return
         self._count_tokens(job, now_ns)
+        if self._scheduler.retires:
+            delta = job.hold_finish(delta)
         job.stream.push(delta)
         if delta.text:
-            self._execute(self._scheduler.apply(Published(job.id, fence), now_ns), (), now_ns)
+            self.execute(self._scheduler.apply(Published(job.id, fence), now_ns), (), now_ns)
         if stopped and ended is None:
-            self._execute(self._scheduler.apply(HostStop(job.id), now_ns), (), now_ns)
+            self.execute(self._scheduler.apply(HostStop(job.id), now_ns), (), now_ns)
         if delta.finish_reason is not None:
             self._finish(job, delta.finish_reason, now_ns)
+
+    def _retire(self, job: Job | None, now_ns: int) -> None:
+        """The finish that waited for the request's retirement is published."""
+        if job is not None and job.finish is not None and job.finish.finish_reason is not None:
+            job.stream.push(job.finish)
+            self._finish(job, job.finish.finish_reason, now_ns)
 
     def _count_tokens(self, job: Job, now_ns: int) -> None:
         if job.first_at_ns:
@@ -279,8 +284,3 @@ class Engine:
         self._jobs.clear()
         self._metrics.set_gauges(0, 0, 0.0)
         self._idle.set()
-
-
-def _records(completion: Completion) -> tuple[CompletionRecord, ...]:
-    """The scheduler's part of a completion."""
-    return tuple([CompletionRecord(result.handle, result.committed, result.ended) for result in completion.results])

@@ -8,11 +8,12 @@ its tokens at once; only its characters wait.
 from __future__ import annotations
 
 from collections.abc import Collection
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from flare.graphs.frames import Binding, History, LaneInput, LaneResult, TokenScore
+from flare.graphs.frames import Binding, History, LaneInput, LaneResult, StageInput, TokenScore
 from flare.machines.events import Dispatch
 from flare.machines.ids import RequestHandle, RequestId
 from flare.machines.request import EndReason, RequestSpec
@@ -34,6 +35,7 @@ class Job:
         "_stop_tokens",
         "admitted_at_ns",
         "arrived_at_ns",
+        "finish",
         "first_at_ns",
         "id",
         "last_at_ns",
@@ -57,6 +59,7 @@ class Job:
         self.arrived_at_ns = arrived_at_ns
         self.admitted_at_ns = self.first_at_ns = self.last_at_ns = 0
         self.produced = 0
+        self.finish: Delta | None = None
         self._assembler = assembler
         self._prompt: NDArray[np.int32] = np.array(request.prompt, dtype=np.int32)
         self._stop_tokens = tuple({*request.stop_token_ids, *(() if request.ignore_eos else eos_ids)})
@@ -92,16 +95,22 @@ class Job:
                 logprobs=request.logprobs,
                 prompt_logprobs=request.prompt_logprobs,
             )
+        handle, stage = RequestHandle(work.slot, work.generation), dispatch.stage
+        if stage is not None:
+            restored = self._prompt[: stage.restored_tokens] if stage.restored_tokens else None
+            state = StageInput(stage.state_row, stage.operation, restored, stage.retires)
+            return LaneInput(handle, work.start, emits=False, binding=binding, stage=state)
         end = work.start + work.tokens
         prefills = work.start < len(self._prompt) and self.produced == 0
         return LaneInput(
-            handle=RequestHandle(work.slot, work.generation),
+            handle=handle,
             start=work.start,
             emits=work.emits,
             tokens=self._prompt[work.start : end] if prefills else None,
             target=int(self._prompt[end]) if prefills and end < len(self._prompt) else None,
             binding=binding,
             history=self._history() if work.emits else None,
+            width=1 if prefills else work.tokens,
         )
 
     def _history(self) -> History | None:
@@ -136,6 +145,15 @@ class Job:
             stop_reason=piece.stopped_by if stopped else self._stop_token(result, ended),
         )
         return delta, stopped
+
+    def hold_finish(self, delta: Delta) -> Delta:
+        """`delta` without its finish, which is kept in `finish` until the request is retired."""
+        if delta.finish_reason is None:
+            return delta
+        self.finish = Delta(
+            completion_tokens=delta.completion_tokens, finish_reason=delta.finish_reason, stop_reason=delta.stop_reason
+        )
+        return replace(delta, finish_reason=None, stop_reason=None)
 
     def _stop_token(self, result: LaneResult, ended: EndReason | None) -> int | None:
         last = result.tokens[-1] if result.tokens else None

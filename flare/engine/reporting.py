@@ -9,13 +9,24 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from flare.machines.durations import DurationTable
-from flare.machines.events import Effect, FrameCounted, RequestMoved, SlotMoved, SubmitFrame
+from flare.machines.events import Effect, FrameCounted, LedgerMoved, RequestMoved, SlotMoved, SubmitFrame, WindowMoved
 from flare.machines.selection.view import Reason, View
 from flare.metrics import Execution, Metrics
 from flare.trace import TraceWriter
-from flare.trace_events import FrameCompleted, RequestTransition, SlotTransition, plan_committed
+from flare.trace_events import (
+    FrameCompleted,
+    LedgerTransition,
+    RequestTransition,
+    SlotTransition,
+    WindowTransition,
+    plan_committed,
+)
 
-_EXECUTIONS = {Reason.ORDINARY: Execution.ORDINARY, Reason.DISCOVERY: Execution.DISCOVERY}
+_EXECUTIONS = {
+    Reason.ORDINARY: Execution.ORDINARY,
+    Reason.DISCOVERY: Execution.DISCOVERY,
+    Reason.TIMING_REFRESH: Execution.TIMING_REFRESH,
+}
 
 
 class Reporter:
@@ -49,6 +60,10 @@ class Reporter:
                 trace.emit(RequestTransition(now_ns, request, handle, before, after, cause))
             case SlotMoved(frame_slot, fence, before, after, cause):
                 trace.emit(SlotTransition(now_ns, frame_slot, fence, before, after, cause))
+            case WindowMoved(request, before, after, cause):
+                trace.emit(WindowTransition(now_ns, request, before, after, cause))
+            case LedgerMoved(ledger, before, after, cause, credit_ns):
+                trace.emit(LedgerTransition(now_ns, ledger, before, after, cause, credit_ns))
             case _:
                 pass
 

@@ -9,6 +9,8 @@ import pytest
 
 from flare.config.loader import load_policy
 from flare.config.schema import ConfigError, Policy
+from flare.machines.selection.view import PolicyRow
+from flare.scheduling import policy_row
 
 BALANCED = Policy(
     output_token_value=64,
@@ -30,6 +32,42 @@ def test_balanced_is_the_documented_set() -> None:
 
 def test_throughput_drops_cadence_alone() -> None:
     assert load_policy("throughput") == msgspec.structs.replace(BALANCED, delivery_fairness=0, decode_age_price=0)
+
+
+def test_interactive_prices_time_first_outputs_and_gaps() -> None:
+    assert load_policy("interactive") == msgspec.structs.replace(
+        BALANCED,
+        output_token_value=1,
+        token_fairness=0,
+        output_time_price=100,
+        prompt_time_price=400,
+        first_output_value=1500,
+        first_output_growth_ms=30_000,
+        first_output_urgency=50,
+        first_output_patience_ms=500,
+        gap_price=200,
+        gap_stretch=5,
+    )
+
+
+def test_what_only_interactive_prices_is_off_elsewhere() -> None:
+    for name in ("balanced", "throughput"):
+        policy = load_policy(name)
+        assert policy.output_time_price == policy.prompt_time_price == policy.first_output_age_price == 0
+        assert policy.first_output_value == policy.first_output_urgency == policy.gap_price == 0
+
+
+def test_selection_reads_every_coefficient_of_its_row() -> None:
+    names = [field.name for field in msgspec.structs.fields(PolicyRow)]
+    policy = msgspec.structs.replace(BALANCED, **{name: 2.0 + place for place, name in enumerate(names)})
+    assert [getattr(policy_row(policy), name) for name in names] == [2.0 + place for place in range(len(names))]
+
+
+def test_growth_is_none_or_takes_a_while(tmp_path: Path) -> None:
+    file = tmp_path / "mine.toml"
+    file.write_text("first_output_growth_ms = 0.5\n", encoding="utf-8")
+    with pytest.raises(ConfigError, match=r"mine\.toml: first_output_growth_ms: must be 0 \(no growth\) or at least 1"):
+        load_policy(str(file))
 
 
 def test_terminal_coefficients_replace_those_of_any_policy(tmp_path: Path) -> None:
@@ -66,7 +104,7 @@ def test_bad_replacements_are_named(value: float) -> None:
 
 
 def test_an_unknown_preset_lists_those_that_exist() -> None:
-    with pytest.raises(ConfigError, match=r"fastest.*balanced, throughput"):
+    with pytest.raises(ConfigError, match=r"fastest.*balanced, interactive, throughput"):
         load_policy("fastest")
 
 

@@ -7,15 +7,17 @@ Surprising rule: requests are told apart by their id alone, so that a mistake ab
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
 from flare.machines.events import Deliver, Dispatch, Effect, RequestLost, RequestMoved, SubmitFrame
+from flare.machines.execution import Request
 from flare.machines.graph import GraphKind, GraphShape
 from flare.machines.ids import PageId, RequestHandle, RequestId
-from flare.machines.request import EndReason, Request, RequestSpec, RequestState
+from flare.machines.lifecycle import RequestState
+from flare.machines.request import EndReason, RequestSpec
 from flare.machines.scheduler import Scheduler
 from flare.machines.selection.view import View
 
@@ -94,7 +96,7 @@ class Oracle:
         self.fence = 0
         self.generations = [0] * slots
         self.seen_ns: dict[GraphShape, int] = {}
-        self.service: Counter[str] = Counter()
+        self.service: defaultdict[str, float] = defaultdict(float)
         self.even_share = 0.0
         self.lost: set[RequestId] = set()
         self.delivered: dict[RequestId, EndReason | None] = {}
@@ -106,7 +108,7 @@ class Oracle:
         busy = self._busy()
         if spec.client not in busy:
             least = min((self.service[client] for client in busy), default=0)
-            self.service[spec.client] = max(self.service[spec.client], least, int(self.even_share))
+            self.service[spec.client] = max(self.service[spec.client], least, self.even_share)
         self.requests[request] = Known(request, spec)
 
     def _busy(self) -> set[str]:

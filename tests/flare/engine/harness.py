@@ -14,6 +14,7 @@ from flare.engine.engine import Engine
 from flare.engine.reporting import Reporter
 from flare.engine.stream import Stream
 from flare.graphs.frames import Frame, Sampling
+from flare.graphs.sim.acceptance import Acceptance, FixedAcceptance
 from flare.graphs.sim.core import SimCore
 from flare.graphs.sim.paced import PacedDevice
 from flare.graphs.sim.timing import Duration, Faults, by_kind
@@ -101,16 +102,27 @@ async def running(
     faults: Faults | None = None,
     queued: int | None = 256,
     trace: TraceWriter | None = None,
+    catalog: tuple[GraphShape, ...] = CATALOG,
+    acceptance: Acceptance | None = None,
 ) -> AsyncIterator[Rig]:
     """An engine that serves while the context is open; it must survive."""
-    core = SimCore(slots, pages, 8, duration, tokens=TokenSource(LETTERS, eos_at=eos_at), faults=faults, strict=True)
-    core.prepare(CATALOG)
+    core = SimCore(
+        slots,
+        pages,
+        8,
+        duration,
+        tokens=TokenSource(LETTERS, eos_at=eos_at),
+        faults=faults,
+        acceptance=acceptance or FixedAcceptance(0),
+        strict=True,
+    )
+    core.prepare(catalog)
     device = RecordingDevice(core)
     policy = load_policy("balanced")
-    durations = DurationTable(CATALOG, policy.estimate_ttl_ns)
+    durations = DurationTable(catalog, policy.estimate_ttl_ns)
     row = PolicyRow(64.0, 16.0, 4.0, 0.1, 8.0)
     scheduler = Scheduler(
-        CATALOG,
+        catalog,
         row,
         slots=slots,
         pages=PagePool(pages, 8),

@@ -1,0 +1,55 @@
+"""A scheduler from a policy and a catalog: what the server and the simulator run alike.
+
+Owns the way from settings to scheduling state. Does not own either. Surprising rule: duration estimates start unknown,
+here as everywhere; no table of costs preloads them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from flare.config.schema import Policy
+from flare.machines.durations import DurationTable
+from flare.machines.graph import GraphShape
+from flare.machines.pages import PagePool
+from flare.machines.scheduler import Scheduler
+from flare.machines.selection.view import PolicyRow
+from flare.machines.waiting import WaitingQueue
+
+
+def make_scheduler(
+    policy: Policy, catalog: Sequence[GraphShape], *, slots: int, pages: PagePool, waiting: WaitingQueue
+) -> Scheduler:
+    """A fresh scheduler of `slots` request slots under `policy` (docs/scheduling.md, "Policy")."""
+    return Scheduler(
+        catalog,
+        policy_row(policy),
+        slots=slots,
+        pages=pages,
+        waiting=waiting,
+        durations=DurationTable(catalog, policy.estimate_ttl_ns),
+        adaptation_ms=policy.adaptation_ms,
+        adaptive_verification_alpha=policy.adaptive_verification_alpha,
+    )
+
+
+def policy_row(policy: Policy) -> PolicyRow:
+    """The coefficients that selection reads."""
+    return PolicyRow(
+        output_token_value=policy.output_token_value,
+        token_fairness=policy.token_fairness,
+        delivery_fairness=policy.delivery_fairness,
+        decode_age_price=policy.decode_age_price,
+        newcomer_share=policy.newcomer_share,
+        terminal_value=policy.terminal_value,
+        terminal_age_price=policy.terminal_age_price,
+        first_output_age_price=policy.first_output_age_price,
+        output_time_price=policy.output_time_price,
+        prompt_time_price=policy.prompt_time_price,
+        first_output_value=policy.first_output_value,
+        first_output_growth_ms=policy.first_output_growth_ms,
+        first_output_urgency=policy.first_output_urgency,
+        first_output_patience_ms=policy.first_output_patience_ms,
+        gap_price=policy.gap_price,
+        gap_stretch=policy.gap_stretch,
+    )

@@ -1,0 +1,137 @@
+"""Cells: one policy on one load.
+
+Owns what a cell is, how it is run and how it is told from others. Does not own processes or results (`pool`).
+Surprising rule: a cell's key holds the contents of its files and of its policy, so that a changed file is another cell;
+it does not hold this program's version, so results are to be dropped when the program has changed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import msgspec
+
+from flare.config.loader import load_policy, load_recipe
+from flare.config.schema import Policy
+from flare.graphs.catalog import build_catalog
+from flare.graphs.sim.costs import load_costs
+from flare.graphs.sim.tokens import mix
+from flare.machines.graph import GraphShape
+
+from .figures import Figures, Slo, measure
+from .iteration import simulate
+from .outcome import NS_PER_S, OnProgress, Outcome
+from .rules.by_name import canonical, is_rule, make_rule
+from .serving import VirtualServer
+from .traces import TraceError, TraceRequest, load, read_trace, two_clients
+
+TWO_CLIENTS = "two-clients"
+"""The trace that needs no file: the overload by two clients of docs/simulation.md, "Fairness"."""
+
+_TWO_CLIENTS_S = 360.0
+_TWO_CLIENTS_RATES = (1.5, 3.0)
+_TWO_CLIENTS_TOKENS = 256
+
+
+class Cell(msgspec.Struct, frozen=True, kw_only=True):
+    """One simulated run. `policy` is a rule, a preset or a file; `trace` and `costs` are paths. `noise` is the
+    coefficient of variation of every duration. `drain`: what arrived in the window is worked off after it."""
+
+    policy: str
+    trace: str
+    costs: str
+    speed: float = 1.0
+    slots: int = 64
+    kv_tokens: int = 430_000
+    window_s: float | None = None
+    seed: int = 0
+    noise: float = 0.0
+    slo: Slo = Slo()
+    recipe: str = "sim"
+    drain: bool = True
+
+
+class Result(msgspec.Struct, frozen=True):
+    """What a cell gave. `cpu_s` is the processor time that it took to simulate."""
+
+    key: str
+    cell: Cell
+    figures: Figures
+    cpu_s: float
+
+
+def cell_key(cell: Cell) -> str:
+    """A digest of the cell, its files and its policy. Raises OSError or `ConfigError` where they cannot be read."""
+    whole: list[object] = [msgspec.to_builtins(cell), _digest(cell.costs)]
+    if cell.trace != TWO_CLIENTS:
+        whole.append(_digest(cell.trace))
+    if is_rule(cell.policy):
+        whole.append(canonical(cell.policy))
+    else:
+        whole.extend((msgspec.to_builtins(load_policy(cell.policy)), msgspec.to_builtins(load_recipe(cell.recipe))))
+    return hashlib.sha256(msgspec.json.encode(whole)).hexdigest()[:16]
+
+
+def _digest(path: str) -> str:
+    return hashlib.sha256(Path(path).read_bytes()).hexdigest()
+
+
+def requests_of(cell: Cell) -> list[TraceRequest]:
+    """The load of a cell. Raises `TraceError`, also if no request falls into the window."""
+    if cell.trace == TWO_CLIENTS:
+        everything = two_clients(_TWO_CLIENTS_S, _TWO_CLIENTS_RATES, _TWO_CLIENTS_TOKENS, _TWO_CLIENTS_TOKENS)
+    else:
+        everything = read_trace(Path(cell.trace), cell.seed)
+    requests = load(everything, cell.speed, cell.window_s)
+    if not requests:
+        raise TraceError(f"trace {cell.trace}: no request within {cell.window_s:g} s; give a longer --window")
+    return requests
+
+
+def catalog_of(cell: Cell) -> tuple[GraphShape, ...]:
+    """The prepared graphs of the simulated device. Raises `ConfigError`."""
+    recipe = load_recipe(cell.recipe)
+    largest = max(recipe.prefill_tokens)
+    return build_catalog(recipe, cell.slots, largest, mixed_prefill=bool(recipe.mixed_batches))
+
+
+def run_cell(cell: Cell, progress: OnProgress = lambda _share: None) -> Result:
+    """Simulate a cell. Raises `TraceError`, `CostError`, `ConfigError`, or ValueError for a rule's parameter."""
+    started = time.process_time()
+    key, requests = cell_key(cell), requests_of(cell)
+    window_s = cell.window_s or max(requests[-1].arrival_s, 1e-9)
+    until_ns = None if cell.drain else round(window_s * NS_PER_S)
+    outcomes = _serve(cell, requests, until_ns, progress)
+    figures = measure(outcomes, cell.slo, window_s)
+    return Result(key, cell, figures, time.process_time() - started)
+
+
+def _serve(cell: Cell, requests: Sequence[TraceRequest], until_ns: int | None, progress: OnProgress) -> list[Outcome]:
+    costs, factors = load_costs(Path(cell.costs)), jitter(cell.seed, cell.noise)
+    if is_rule(cell.policy):
+        return simulate(
+            make_rule(cell.policy),
+            requests,
+            costs,
+            slots=cell.slots,
+            kv_tokens=cell.kv_tokens,
+            jitter=factors,
+            until_ns=until_ns,
+            progress=progress,
+        )
+    catalog = catalog_of(cell)
+    costs.check(catalog)
+    policy: Policy = load_policy(cell.policy)
+    server = VirtualServer(requests, policy, catalog, costs, slots=cell.slots, kv_tokens=cell.kv_tokens, jitter=factors)
+    return server.run(until_ns, progress)
+
+
+def jitter(seed: int, noise: float) -> Callable[[int], float]:
+    """Factors on durations by the number of the frame: uniform, with mean 1 and standard deviation `noise`."""
+    spread = noise * 3**0.5
+    if not 0 <= spread < 1:
+        raise ValueError(f"--noise {noise}: must be at least 0 and below {3**-0.5:.3f}")
+    return lambda number: 1.0 + spread * (2.0 * (mix(mix(seed + 1) ^ number) / 2**64) - 1.0)

@@ -1,0 +1,1 @@
+"""Other servers' scheduling rules, each in our own words, over one iteration-level simulator."""

@@ -1,0 +1,47 @@
+"""The rules by the names that they have on the command line.
+
+Owns the names and the default of each rule's one parameter. Surprising rule: `vtc` takes none, and that of `fastserve`
+is no number of tokens but of requests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+
+from ..iteration import Rule
+from .fastserve import FastServeRule
+from .prefill_first import PrefillFirstRule
+from .sarathi import SarathiRule
+from .vllm import VllmRule
+from .vtc import VtcRule
+
+_RULES: Mapping[str, Callable[[int], Rule]] = MappingProxyType(
+    {"vllm": VllmRule, "sarathi": SarathiRule, "prefill-first": PrefillFirstRule, "fastserve": FastServeRule}
+)
+_PLAIN: Mapping[str, Callable[[], Rule]] = MappingProxyType({"vtc": VtcRule, "fastserve": FastServeRule})
+_DEFAULTS: Mapping[str, int] = MappingProxyType({"vllm": 2048, "sarathi": 512, "prefill-first": 8192})
+
+
+def is_rule(name: str) -> bool:
+    """Whether `name` means a rule rather than a policy of Flare."""
+    base = name.partition(":")[0]
+    return base in _RULES or base in _PLAIN
+
+
+def canonical(name: str) -> str:
+    """The name with its parameter: `vllm` is `vllm:2048`. Raises ValueError for a parameter that the rule lacks."""
+    base, colon, number = name.partition(":")
+    if not colon:
+        return f"{base}:{_DEFAULTS[base]}" if base in _DEFAULTS else base
+    if base not in _RULES:
+        raise ValueError(f"{name}: {base} takes no parameter; leave out :{number}")
+    if not number.isdigit() or int(number) < 1:
+        raise ValueError(f"{name}: give a whole number of at least 1, as {base}:{_DEFAULTS.get(base, 64)}")
+    return f"{base}:{int(number)}"
+
+
+def make_rule(name: str) -> Rule:
+    """A fresh rule of that name. Raises ValueError as `canonical` does."""
+    base, _, number = canonical(name).partition(":")
+    return _RULES[base](int(number)) if number else _PLAIN[base]()

@@ -1,0 +1,135 @@
+"""Traces of requests: what arrived when, how long its prompt was and how much it was answered.
+
+Owns the two file formats (CSV, JSON lines) and the choice of a load: speed and window. Does not own any text: a prompt
+is its length. Surprising rule: a file whose times are relative to sessions gives each session a start of its own, drawn
+as a Poisson process, because all of them at once would be a load that nobody has.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import random
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+SESSION_SPACING_S = 10.0
+"""Mean time between the starts of two sessions, where a trace has sessions."""
+
+_COLUMNS = ("arrival_s", "prompt_tokens", "output_tokens")
+
+
+class TraceError(ValueError):
+    """A trace that cannot be used; the message names the file and the line."""
+
+
+@dataclass(frozen=True, slots=True)
+class TraceRequest:
+    """One request. `output_tokens` is both what it may produce and what it does produce, at least 1."""
+
+    arrival_s: float
+    prompt_tokens: int
+    output_tokens: int
+    client: str = ""
+
+
+def read_trace(path: Path, seed: int = 0) -> tuple[TraceRequest, ...]:
+    """The requests of a file in order of arrival (docs/simulation.md, "Traces").
+
+    `.jsonl` holds an object a line, anything else is CSV with a heading; `arrival_s`, `prompt_tokens` and
+    `output_tokens` are required, `client` is read where it is there, and `session` (then also the client) starts the
+    clock of its requests anew. `seed` draws the starts of sessions. Raises `TraceError`.
+    """
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except OSError as error:
+        raise TraceError(f"trace {path}: cannot be read: {error.strerror}; name a CSV or JSON lines file") from None
+    except UnicodeDecodeError:
+        raise TraceError(f"trace {path}: is not UTF-8 text") from None
+    rows = _objects(path, lines) if path.suffix == ".jsonl" else _records(path, lines)
+    requests, sessions = [], False
+    for number, row in rows:
+        sessions = sessions or "session" in row
+        requests.append(_request(f"trace {path}, line {number}", row))
+    if not requests:
+        raise TraceError(f"trace {path}: holds no request")
+    if sessions:
+        requests = _spread(requests, seed)
+    return tuple(sorted(requests, key=lambda request: request.arrival_s))
+
+
+def load(requests: Iterable[TraceRequest], speed: float = 1.0, window_s: float | None = None) -> list[TraceRequest]:
+    """The requests that arrive within the first `window_s` seconds when times are divided by `speed`."""
+    if speed <= 0:
+        raise TraceError(f"--speed {speed}: must be above 0")
+    faster = [replace(request, arrival_s=request.arrival_s / speed) for request in requests]
+    return [request for request in faster if window_s is None or request.arrival_s < window_s]
+
+
+def two_clients(seconds: float, rates: Sequence[float], prompt: int, output: int) -> tuple[TraceRequest, ...]:
+    """The overload of Sheng et al., "Fairness in Serving Large Language Models" (arXiv:2401.00588): clients that ask at
+    even intervals, each at its rate (requests/s), for the same work."""
+    requests = [
+        TraceRequest(index / rate, prompt, output, f"client-{number}")
+        for number, rate in enumerate(rates)
+        for index in range(int(seconds * rate))
+    ]
+    return tuple(sorted(requests, key=lambda request: (request.arrival_s, request.client)))
+
+
+def _objects(path: Path, lines: Sequence[str]) -> Iterator[tuple[int, Mapping[str, object]]]:
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except ValueError as error:
+            raise TraceError(f"trace {path}, line {number}: not valid JSON: {error}") from None
+        if not isinstance(row, dict):
+            raise TraceError(f"trace {path}, line {number}: must be a JSON object")
+        yield number, row
+
+
+def _records(path: Path, lines: Sequence[str]) -> Iterator[tuple[int, Mapping[str, object]]]:
+    reader = csv.DictReader(lines)
+    for key in _COLUMNS:
+        if key not in (reader.fieldnames or ()):
+            raise TraceError(f"trace {path}, line 1: has no column {key}; name it in the heading")
+    for row in reader:
+        yield reader.line_num, row
+
+
+def _request(where: str, row: Mapping[str, object]) -> TraceRequest:
+    arrival_s = _number(where, row, "arrival_s")
+    prompt, output = _number(where, row, "prompt_tokens"), _number(where, row, "output_tokens")
+    for key, value, least in (("prompt_tokens", prompt, 1), ("output_tokens", output, 0)):
+        if value < least or value != int(value):
+            raise TraceError(f"{where}: {key} is {value:g}; it must be a whole number of at least {least}")
+    client = row.get("client", row.get("session", ""))
+    # Some logs have answers without a token; here every request has its first.
+    return TraceRequest(arrival_s, int(prompt), max(1, int(output)), str(client))
+
+
+def _number(where: str, row: Mapping[str, object], key: str) -> float:
+    value = row.get(key)
+    if value is None:
+        raise TraceError(f"{where}: {key} is missing")
+    try:
+        number = float(str(value))
+    except ValueError:
+        raise TraceError(f"{where}: {key} is {value!r}; it must be a number") from None
+    if not 0 <= number < float("inf"):
+        raise TraceError(f"{where}: {key} is {number:g}; it must be at least 0 and finite")
+    return number
+
+
+def _spread(requests: Iterable[TraceRequest], seed: int) -> list[TraceRequest]:
+    rng, starts = random.Random(seed), dict[str, float]()
+    start_s, spread = 0.0, []
+    for request in requests:
+        if request.client not in starts:
+            starts[request.client] = start_s
+            start_s += rng.expovariate(1 / SESSION_SPACING_S)
+        spread.append(replace(request, arrival_s=request.arrival_s + starts[request.client]))
+    return spread

@@ -1,0 +1,226 @@
+"""The comparison of docs/simulation_results.md: `python -m tools.sweep --traces FOLDER --results FILE`.
+
+Owns which traces, devices, loads and policies are compared, how the load that saturates a server is found, and the
+document that shows the outcome. Does not own a run (`flare.simulate`). Surprising rule: everything goes through the
+results file, the search for saturation too, so that an interrupted sweep goes on, and one that is complete only writes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import os
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from flare.simulate.cells import Cell, Result
+from flare.simulate.command import run_with_bar
+from flare.simulate.figures import Slo
+from flare.simulate.plots import draw
+from flare.simulate.report import HEADINGS, cells_of, markdown
+from flare.simulate.traces import read_trace
+
+LOADS = (0.3, 0.7, 1.0)
+"""Shares of the saturating speed."""
+
+BUDGETS = (512, 1024, 2048)
+BUDGET_RULES = ("vllm", "sarathi")
+UNEQUAL = "fastserve:1024"
+"""A rule with more request state than the others, shown beside them and never a cell's best."""
+
+OTHERS = ("prefill-first:8192", "vtc", "fastserve", UNEQUAL)
+OURS = ("balanced", "throughput", "interactive")
+REFERENCE = "vllm:2048"
+"""The rule whose output rate says where a server is saturated."""
+
+_RISE = 1.25
+_FINE = 1.05
+_PLATEAU = 0.98
+"""Saturated is the least speed with this share of the greatest output rate found."""
+
+_STEPS_MAX = 24
+
+
+class Load(NamedTuple):
+    """A trace on a device, and what counts as good there."""
+
+    trace: str
+    costs: str
+    slo: Slo
+
+    @property
+    def name(self) -> str:
+        """For headings and file names, such as `azure2023_conv h100`."""
+        return f"{Path(self.trace).stem} {Path(self.costs).stem.removeprefix('graph_costs_').partition('_')[0]}"
+
+
+TRACES = ("azure2023_conv.csv", "azure2023_code.csv", "vtc_arena_27clients.csv", "servegen_m-large_synth.csv")
+DEVICES = {"graph_costs_h100_llama-3-8b.json": 50.0, "graph_costs_a100_llama-3-8b.json": 100.0}
+"""Tables of costs, and the gap (ms) within which the 99th percentile of a good request's gaps stays there."""
+
+
+class Sweep:
+    """One comparison. `window_s` bounds each run; a trace that is over sooner ends it sooner."""
+
+    def __init__(self, folder: Path, results: Path, window_s: float, jobs: int, policies: Sequence[str]) -> None:
+        self._folder = folder
+        self._results = results
+        self._window_s = window_s
+        self._jobs = jobs
+        self.policies = policies
+        self._spans = {name: read_trace(folder / name)[-1].arrival_s for name in TRACES}
+
+    def loads(self, traces: Iterable[str], devices: Iterable[str]) -> list[Load]:
+        """The traces on the devices."""
+        return [Load(trace, costs, Slo(1000.0, DEVICES[costs])) for trace in traces for costs in devices]
+
+    def cell(self, load: Load, policy: str, speed: float) -> Cell:
+        """One run."""
+        return Cell(
+            policy=policy,
+            trace=str(self._folder / load.trace),
+            costs=str(self._folder / load.costs),
+            speed=round(speed, 4),
+            window_s=min(self._window_s, self._spans[load.trace] / speed),
+            slo=load.slo,
+        )
+
+    def run(self, cells: Sequence[Cell]) -> list[Result]:
+        """Results of cells, from the file where it has them."""
+        return run_with_bar(cells, self._jobs, self._results)
+
+    def rate(self, load: Load, speed: float) -> float:
+        """Output tokens/s of the reference rule."""
+        return self.run([self.cell(load, REFERENCE, speed)])[0].figures.output_tokens_per_s
+
+    def saturation(self, load: Load) -> float:
+        """The least speed, to 5%, at which the reference rule's output rate has stopped rising: faster by a quarter,
+        twice in a row, brings it no more than a hundredth."""
+        rates = {1.0: self.rate(load, 1.0)}
+        flat = 0
+        while flat < 2 and len(rates) < _STEPS_MAX:
+            speed = max(rates) * _RISE
+            before = max(rates.values())
+            rates[speed] = self.rate(load, speed)
+            flat = flat + 1 if rates[speed] < 1.01 * before else 0
+        while rates[min(rates)] >= _PLATEAU * max(rates.values()) and len(rates) < 2 * _STEPS_MAX:
+            rates[min(rates) / _RISE] = self.rate(load, min(rates) / _RISE)
+        enough = _PLATEAU * max(rates.values())
+        first = min(speed for speed, rate in rates.items() if rate >= enough)
+        speed = max(speed for speed in rates if speed < first) * _FINE
+        while speed < first and self.rate(load, speed) < enough:
+            speed *= _FINE
+        return round(min(speed, first), 2)
+
+
+def policies_of(ours: Sequence[str]) -> list[str]:
+    """Every rule with each of its budgets, then our policies."""
+    budgets = [f"{rule}:{budget}" for rule, budget in itertools.product(BUDGET_RULES, BUDGETS)]
+    return [*budgets, *OTHERS, *ours]
+
+
+def summary(results: Sequence[tuple[str, Sequence[Result]]], policies: Sequence[str]) -> str:
+    """The share of good requests, a row for each cell, with the average and the worst distance to a cell's best."""
+    goods = {name: {result.cell.policy: 100 * result.figures.good for result in found} for name, found in results}
+    rows = [[name, *(f"{row[policy]:.1f}" for policy in policies)] for name, row in goods.items()]
+    count = len(goods)
+    means = [sum(row[policy] for row in goods.values()) / count for policy in policies]
+    bests = {name: max(good for policy, good in row.items() if policy != UNEQUAL) for name, row in goods.items()}
+    behind = [max(bests[name] - row[policy] for name, row in goods.items()) for policy in policies]
+    rows.append(["**average**", *(f"**{mean:.1f}**" for mean in means)])
+    rows.append(["furthest behind the cell's best", *(f"{value:.1f}" for value in behind)])
+    return markdown(["trace, device, load", *policies], rows)
+
+
+def shown(found: Sequence[Result]) -> list[Result]:
+    """What a detailed table and a plot show: of each rule with budgets only the best one in the cell."""
+    best: list[Result] = []
+    for rule in BUDGET_RULES:
+        of_rule = [result for result in found if result.cell.policy.startswith(f"{rule}:")]
+        best.append(max(of_rule, key=lambda result: result.figures.good))
+    return [*best, *(result for result in found if not result.cell.policy.startswith(BUDGET_RULES))]
+
+
+def write(
+    out: Path, by_load: Sequence[tuple[Load, float, Sequence[Sequence[Result]]]], policies: Sequence[str]
+) -> None:
+    """The document, and a plot for each trace and device."""
+    cells = [
+        (f"{load.name}, {share:g}", found)
+        for load, _, loads in by_load
+        for share, found in zip(LOADS, loads, strict=True)
+    ]
+    parts = [_HEAD, summary(cells, policies)]
+    for load, speed, loads in by_load:
+        name = load.name.replace(" ", "_")
+        flat = [result for found in loads for result in found]
+        for path in draw(_renamed(flat), out / "plots" / name, "svg"):
+            if path.stem == "latency":
+                path.rename(out / "plots" / f"{name}.svg")
+            else:
+                path.unlink()
+        (out / "plots" / name).rmdir()
+        parts.append(
+            f"\n## {load.name}\n\nSaturated at {speed:g} times the trace's speed; good: first token within "
+            f"{load.slo.ttft_ms:g} ms and p99 of gaps within {load.slo.itl_ms:g} ms.\n\n![{load.name}]"
+            f"(plots/{name}.svg)\n\n"
+        )
+        parts.append(markdown(HEADINGS[:-1], [cells_of(result)[:-1] for found in loads for result in shown(found)]))
+    (out / "simulation_results.md").write_text("".join(parts), encoding="utf-8")
+
+
+def _renamed(results: Iterable[Result]) -> list[Result]:
+    """For plots: the best budget of each rule at each speed, under the rule's name."""
+    chosen = []
+    for _, group in itertools.groupby(results, key=lambda result: result.cell.speed):
+        for result in shown(list(group)):
+            name = result.cell.policy.partition(":")[0]
+            chosen.append(msgspec.structs.replace(result, cell=msgspec.structs.replace(result.cell, policy=name)))
+    return chosen
+
+
+_HEAD = """# Simulated comparison
+
+Written by `python -m tools.sweep`; [simulation.md](simulation.md) says what is simulated and what the figures mean.
+Each load is a share of the speed at which the output rate of vLLM's rule with 2,048 tokens stops rising. Detailed
+tables and plots show budget rules with the best of 512, 1,024 and 2,048 tokens for each load; requests have 64 slots
+and 430,000 tokens of KV cache. `fastserve:1024` may hold the caches of that many requests where the others have slots
+for 64; it is in no comparison with the best rule.
+
+## Share of good requests, %
+
+"""
+
+
+def main() -> None:
+    """Run what is missing, then write the document."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--traces", type=Path, required=True, help="folder of traces and tables of costs")
+    parser.add_argument("--results", type=Path, required=True, help="JSON lines; finished runs are not run again")
+    parser.add_argument("--out", type=Path, default=Path("docs"), help="folder of the document and its plots")
+    parser.add_argument("--window", type=float, default=120.0, help="seconds in which requests arrive, at most")
+    parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("--policy", action="append", help="ours to compare; default: all presets")
+    parser.add_argument("--only", default="", help="traces whose name holds this")
+    arguments = parser.parse_args()
+    policies = policies_of(arguments.policy or OURS)
+    sweep = Sweep(arguments.traces, arguments.results, arguments.window, arguments.jobs, policies)
+    loads = sweep.loads([trace for trace in TRACES if arguments.only in trace], DEVICES)
+    speeds = {load: sweep.saturation(load) for load in loads}
+    for load, speed in speeds.items():
+        print(f"{load.name}: saturated at {speed:g}", flush=True)
+    cells = [
+        [sweep.cell(load, policy, share * speeds[load]) for policy in policies] for load in loads for share in LOADS
+    ]
+    sweep.run([cell for group in cells for cell in group])
+    found = [sweep.run(group) for group in cells]
+    grouped = [found[place : place + len(LOADS)] for place in range(0, len(found), len(LOADS))]
+    by_load = [(load, speeds[load], group) for load, group in zip(loads, grouped, strict=True)]
+    write(arguments.out, by_load, policies)
+
+
+if __name__ == "__main__":
+    main()
