@@ -30,13 +30,15 @@ class Accounting:
     def start(
         self, newcomers: Sequence[Request], runnable: int, normalizers: Mapping[RequestHandle, Normalizer]
     ) -> None:
-        """Set the token prices of requests admitted just now, among `runnable` in all, where a normalizer exists.
+        """Set the token prices of all requests admitted in this instant, among `runnable` in all, where a normalizer
+        exists; anew for those that came earlier in it, so that they count alike.
 
         Where none does, the first charged interval that has one sets it.
         """
         for request in newcomers:
             assert request.handle is not None
             normalizer = normalizers.get(request.handle, UNMEASURED)
+            request.prices.log_token = None
             request.prices.start(self.newcomer_share, runnable, normalizer.tokens_per_ms)
 
     def charge(

@@ -96,6 +96,8 @@ class Scheduler:
             exponent=adaptive_verification_alpha,
         )
         self._order: list[FrameSlot] = []
+        self._newcomers: list[Request] = []
+        self._newcomers_ns = 0
         self._fence = Fence(0)
 
     # Queries
@@ -221,9 +223,13 @@ class Scheduler:
 
     def _admit(self, now_ns: int, effects: list[Effect]) -> None:
         newcomers = self._roster.admit(effects)
-        if newcomers:
-            runnable = sum(request.runnable for request in self.residents)
-            self.accounting.start(newcomers, runnable, normalizers(self.view(now_ns), self.compiled))
+        if not newcomers:
+            return
+        if now_ns != self._newcomers_ns:
+            self._newcomers, self._newcomers_ns = [], now_ns
+        self._newcomers += newcomers
+        runnable = sum(request.runnable for request in self.residents)
+        self.accounting.start(self._newcomers, runnable, normalizers(self.view(now_ns), self.compiled))
 
     # Commit
 
@@ -231,6 +237,7 @@ class Scheduler:
         """Commit and submit a plan that `select` chose from `view`. Raises `CommitRefused` if ownership, epochs,
         stages, resources, feedback dependencies, freshness or credit no longer allow it; selection is not run again."""
         self._check_commit(plan, now_ns)
+        self._newcomers = []
         frame = next(slot for slot in self.frames if slot.state is SlotState.FREE)
         self._fence = fence = Fence(self._fence + 1)
         effects: list[Effect] = []

@@ -2,8 +2,8 @@
 
 Owns two yardsticks, the time of all linear layers of the default model's shape without the output head, by kernels that
 torch has (int4 at one row, bfloat16 at 512 rows), by which measurements of different machines can be compared; and the
-time of every prepared graph on the default model, with what its device adds around the program. Surprising rule: it
-means nothing on a busy machine.
+time of every prepared graph on the default model, with what its device adds around the program, and of a long prompt
+beside four decoding rows. Surprising rule: it means nothing on a busy machine.
 """
 
 from __future__ import annotations
@@ -32,7 +32,10 @@ SHAPES = ((960, 576), (576, 576), (3072, 576), (576, 1536))
 REPEATS = 9
 BATCHES = (1, 2, 4, 8, 16)
 CHUNKS = (64, 128, 256, 512)
-MAX_MODEL_LEN = 640
+MIXED_CHUNKS = (64, 128, 192, 256, 512)
+MIXED = GraphShape(GraphKind.MIXED, 5, max(MIXED_CHUNKS), 1)
+LONG_PROMPT = 1500
+MAX_MODEL_LEN = 1600
 
 
 def median_ms(work: Callable[[], object]) -> float:
@@ -108,6 +111,21 @@ class Bench:
         lane = LaneInput(RequestHandle(slot, 1), 0, True, ids, None, binding)
         return self.run(GraphShape(kind, 1, capacity), [lane])
 
+    def long_prompt(self, chunk: int, generation: int, decoding: int) -> list[float]:
+        """A prompt of LONG_PROMPT tokens in chunks beside the first slots, which decode; ms of each mixed frame."""
+        slot, each = MIXED.batch - 1, MAX_MODEL_LEN // self.device.page_tokens
+        pages = tuple(PageId(slot * each + i) for i in range(each))
+        binding = Binding(pages, Sampling(temperature=0.0), (), 1 << 20)
+        ids = np.random.default_rng(slot).integers(100, 40000, LONG_PROMPT).astype(np.int32)
+        rows = [LaneInput(RequestHandle(slot, 1), 0, True) for slot in range(decoding)]
+        times = []
+        for start in range(0, LONG_PROMPT, chunk):
+            part, last = ids[start : start + chunk], start + chunk >= LONG_PROMPT
+            target, bound = None if last else int(ids[start + chunk]), None if start else binding
+            lane = LaneInput(RequestHandle(slot, generation), start, last, part, target, bound)
+            times.append(self.run(MIXED, [lane, *rows]).program_ms)
+        return times
+
     def decode(self, batch: int) -> Took:
         """One step of the first `batch` slots."""
         lanes = [LaneInput(RequestHandle(slot, 1), 0, True) for slot in range(batch)]
@@ -121,7 +139,7 @@ def prepared(model: Model, threads: int) -> Bench:
         model.weights,
         request_slots=max(BATCHES),
         max_model_len=MAX_MODEL_LEN,
-        kv_bytes=512 << 20,
+        kv_bytes=1 << 30,
         dtype="auto",
         threads=threads,
         eager=False,
@@ -131,7 +149,7 @@ def prepared(model: Model, threads: int) -> Bench:
     decode = [GraphShape(GraphKind.DECODE, batch) for batch in BATCHES]
     prompt = [GraphShape(kind, 1, n) for kind in (GraphKind.PREFILL, GraphKind.SCORED_PREFILL) for n in CHUNKS]
     began = time.perf_counter()
-    device.prepare([*decode, *prompt], lambda *_: None)
+    device.prepare([*decode, *prompt, MIXED], lambda *_: None)
     print(f"prepared in {time.perf_counter() - began:.1f} s")
     return Bench(device)
 
@@ -153,6 +171,16 @@ def main(threads: int = os.cpu_count() or 1) -> None:
         for tokens in CHUNKS:
             took = median([bench.prefill(kind, 0, tokens, tokens) for _ in range(5)])
             print(f"{kind}/t{tokens}: {took}")
+    for slot in range(MIXED.batch - 1):
+        bench.prefill(GraphKind.PREFILL, slot, 100, 512)
+    for decoding in (0, MIXED.batch - 1):
+        for chunk in MIXED_CHUNKS:
+            runs = [bench.long_prompt(chunk, 2 + repeat, decoding) for repeat in range(3)]
+            each = [statistics.median(times) for times in zip(*runs, strict=True)]
+            shown = ", ".join(f"{each[i]:.0f}" for i in (0, len(each) // 2, LONG_PROMPT // chunk - 1))
+            print(
+                f"{LONG_PROMPT} tokens in chunks of {chunk}, {decoding} rows decoding: {sum(each):.0f} ms; each {shown}"
+            )
     bench.device.close()
 
 

@@ -55,11 +55,14 @@ def policy_table() -> str:
     """One row for each coefficient, with the values of the presets."""
     presets = [msgspec.structs.asdict(load_policy(name)) for name in PRESETS]
     rows = [
-        f"| `{key}` | {_values(field)} | {' | '.join(f'{preset[key]:g}' for preset in presets)} | {described(field)[1]} |"
-        for key, field in fields_by_key(Policy).items()
+        ("key", "values", *PRESETS, "meaning"),
+        ("---",) * (3 + len(PRESETS)),
+        *(
+            (f"`{key}`", _values(field), *(f"{preset[key]:g}" for preset in presets), described(field)[1])
+            for key, field in fields_by_key(Policy).items()
+        ),
     ]
-    heading = f"| key | values | {' | '.join(PRESETS)} | meaning |"
-    return "\n".join([heading, "| --- " * (3 + len(PRESETS)) + "|", *rows])
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 
 BLOCKS: dict[str, Callable[[], str]] = {

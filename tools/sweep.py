@@ -36,12 +36,12 @@ OURS = ("balanced", "throughput", "interactive")
 REFERENCE = "vllm:2048"
 """The rule whose output rate says where a server is saturated."""
 
-_RISE = 1.25
-_FINE = 1.05
-_PLATEAU = 0.98
-"""Saturated is the least speed with this share of the greatest output rate found."""
+_STEP = 1.15
+_SPEEDS = tuple(round(0.25 * _STEP**step, 4) for step in range(34))
+"""Where saturation is looked for: 0.25 to 25 times a trace's own speed."""
 
-_STEPS_MAX = 24
+_ELASTICITY = 0.25
+"""A rate no longer rises where a faster load brings less than this share of its own rise."""
 
 
 class Load(NamedTuple):
@@ -66,12 +66,17 @@ class Sweep:
     """One comparison. `window_s` bounds each run; a trace that is over sooner ends it sooner."""
 
     def __init__(self, folder: Path, results: Path, window_s: float, jobs: int, policies: Sequence[str]) -> None:
-        self._folder = folder
+        self.folder = folder
         self._results = results
         self._window_s = window_s
         self._jobs = jobs
         self.policies = policies
-        self._spans = {name: read_trace(folder / name)[-1].arrival_s for name in TRACES}
+        traces = {name: read_trace(folder / name) for name in TRACES}
+        self._spans = {name: trace[-1].arrival_s for name, trace in traces.items()}
+        self._asked = {
+            name: sum(request.output_tokens for request in trace) / trace[-1].arrival_s
+            for name, trace in traces.items()
+        }
 
     def loads(self, traces: Iterable[str], devices: Iterable[str]) -> list[Load]:
         """The traces on the devices."""
@@ -81,8 +86,8 @@ class Sweep:
         """One run."""
         return Cell(
             policy=policy,
-            trace=str(self._folder / load.trace),
-            costs=str(self._folder / load.costs),
+            trace=str(self.folder / load.trace),
+            costs=str(self.folder / load.costs),
             speed=round(speed, 4),
             window_s=min(self._window_s, self._spans[load.trace] / speed),
             slo=load.slo,
@@ -92,28 +97,21 @@ class Sweep:
         """Results of cells, from the file where it has them."""
         return run_with_bar(cells, self._jobs, self._results)
 
-    def rate(self, load: Load, speed: float) -> float:
-        """Output tokens/s of the reference rule."""
-        return self.run([self.cell(load, REFERENCE, speed)])[0].figures.output_tokens_per_s
-
     def saturation(self, load: Load) -> float:
-        """The least speed, to 5%, at which the reference rule's output rate has stopped rising: faster by a quarter,
-        twice in a row, brings it no more than a hundredth."""
-        rates = {1.0: self.rate(load, 1.0)}
-        flat = 0
-        while flat < 2 and len(rates) < _STEPS_MAX:
-            speed = max(rates) * _RISE
-            before = max(rates.values())
-            rates[speed] = self.rate(load, speed)
-            flat = flat + 1 if rates[speed] < 1.01 * before else 0
-        while rates[min(rates)] >= _PLATEAU * max(rates.values()) and len(rates) < 2 * _STEPS_MAX:
-            rates[min(rates) / _RISE] = self.rate(load, min(rates) / _RISE)
-        enough = _PLATEAU * max(rates.values())
-        first = min(speed for speed, rate in rates.items() if rate >= enough)
-        speed = max(speed for speed in rates if speed < first) * _FINE
-        while speed < first and self.rate(load, speed) < enough:
-            speed *= _FINE
-        return round(min(speed, first), 2)
+        """The speed at which the reference rule's output rate stops rising."""
+        cells = [self.cell(load, REFERENCE, speed) for speed in _SPEEDS]
+        found = self.run([msgspec.structs.replace(cell, drain=False) for cell in cells])
+        return knee(_SPEEDS, [result.figures.output_tokens_per_s for result in found])
+
+
+def knee(speeds: Sequence[float], rates: Sequence[float]) -> float:
+    """The least of the rising `speeds` after which the greatest rate so far rises, from each to the next, by less than
+    a quarter of what the speed does."""
+    best = list(itertools.accumulate(rates, max))
+    place = len(speeds) - 1
+    while place > 0 and best[place] / best[place - 1] - 1 < _ELASTICITY * (speeds[place] / speeds[place - 1] - 1):
+        place -= 1
+    return speeds[place]
 
 
 def policies_of(ours: Sequence[str]) -> list[str]:
@@ -185,7 +183,8 @@ def _renamed(results: Iterable[Result]) -> list[Result]:
 _HEAD = """# Simulated comparison
 
 Written by `python -m tools.sweep`; [simulation.md](simulation.md) says what is simulated and what the figures mean.
-Each load is a share of the speed at which the output rate of vLLM's rule with 2,048 tokens stops rising. Detailed
+Each load is a share of the saturating speed, where the output rate of vLLM's rule with 2,048 tokens stops rising: the
+trace then asks for as much output per second as that rule gives at any speed. Detailed
 tables and plots show budget rules with the best of 512, 1,024 and 2,048 tokens for each load; requests have 64 slots
 and 430,000 tokens of KV cache. `fastserve:1024` may hold the caches of that many requests where the others have slots
 for 64; it is in no comparison with the best rule.
@@ -205,6 +204,7 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--policy", action="append", help="ours to compare; default: all presets")
     parser.add_argument("--only", default="", help="traces whose name holds this")
+    parser.add_argument("--saturation-only", action="store_true", help="find the saturating speeds, and stop")
     arguments = parser.parse_args()
     policies = policies_of(arguments.policy or OURS)
     sweep = Sweep(arguments.traces, arguments.results, arguments.window, arguments.jobs, policies)
@@ -212,6 +212,8 @@ def main() -> None:
     speeds = {load: sweep.saturation(load) for load in loads}
     for load, speed in speeds.items():
         print(f"{load.name}: saturated at {speed:g}", flush=True)
+    if arguments.saturation_only:
+        return
     cells = [
         [sweep.cell(load, policy, share * speeds[load]) for policy in policies] for load in loads for share in LOADS
     ]

@@ -34,6 +34,8 @@ from .native import NativeStep, unsupported
 from .plan import DType, MemoryPlan, kv_dtype, plan_memory
 from .worker import Worker
 
+MIXED_WARM_TOKENS = 64
+
 
 class CpuDevice:
     """A `Device` that runs a decoder of the Llama family on CPU cores.
@@ -182,12 +184,17 @@ class CpuDevice:
         return Completion(frame.fence, device_ns, self._io.read(frame))
 
     def _warm(self, shape: GraphShape) -> None:
-        """Run a graph at its full extent on rows and pages that nobody owns yet; page 0 stands for all."""
+        """Run a graph on rows and pages that nobody owns yet; page 0 stands for all.
+
+        At its full extent, but for a mixed one: its rows go through nothing that prefill and decode have left cold, and
+        there are many mixed graphs.
+        """
         table = (PageId(0),) * -(-self._max_model_len // PAGE_TOKENS)
         binding = Binding(table, Sampling(temperature=0.0), (), 2)
         handles = [RequestHandle(slot, -2) for slot in range(min(shape.batch, self._request_slots))]
-        prompts = min(prompt_lanes(shape), len(handles))
-        each = min(shape.prefill_tokens // prompts, self._max_model_len) if prompts else 0
+        prompts = min(prompt_lanes(shape), len(handles), shape.prefill_tokens)
+        tokens = MIXED_WARM_TOKENS if shape.kind is GraphKind.MIXED else shape.prefill_tokens
+        each = min(tokens // prompts, self._max_model_len) if prompts else 0
         lanes = [LaneInput(handle, 0, True, np.zeros(each, np.int32), binding=binding) for handle in handles[:prompts]]
         if decodes(shape):
             for handle in handles[prompts:]:

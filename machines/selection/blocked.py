@@ -8,6 +8,7 @@ enables is known; only one with more is priced by its own way (`chains`).
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from ..graph import SNAPSHOT_KINDS, GraphKind
 from .board import Board
@@ -19,8 +20,7 @@ from .streams import Streams
 from .view import LaneWork, RequestRow
 
 
-@dataclass(frozen=True, slots=True)
-class Before:
+class Before(NamedTuple):
     """Places of the board's rows that have one kind of stage left and no other, each part in serving order."""
 
     streams: list[int]
@@ -58,8 +58,10 @@ class Blocked:
                 stages = rows.rows[place].stages
                 if len(stages) == 1:
                     kind = stages[0]
-                    groups = before.setdefault(kind, Before([], [], []))
-                    (groups.streams, groups.prompts, groups.scored)[part].append(place)
+                    group = before.get(kind)
+                    if group is None:
+                        group = before[kind] = Before([], [], [])
+                    group[part].append(place)
                     counts[kind] = counts.get(kind, 0) + 1
         for row in valued.rows:
             if row.stages:

@@ -1,8 +1,8 @@
 """All that one decision reads, sorted out and priced once.
 
 Owns the split of a view's requests into streams, prompts and terminal rows, ready and blocked, with what every
-candidate pays (docs/scheduling.md, "Score" and "Gap price"). Does not own candidates. Surprising rule: what is blocked behind stages is
-priced as well, since a prerequisite may be chosen for what it enables.
+candidate pays (docs/scheduling.md, "Score" and "Gap price"). Does not own candidates. Surprising rule: what is blocked
+behind stages is priced as well, since a prerequisite may be chosen for what it enables.
 """
 
 from __future__ import annotations

@@ -10,7 +10,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ..graph import GraphKind
 from .blocked import Before, Blocked
@@ -27,101 +26,88 @@ NO_LANES = rank(np.zeros((1, 0)), np.zeros(0), np.zeros(0))
 
 
 @dataclass(frozen=True, slots=True)
-class SequelWorth:
-    """The ready lanes of every graph [s] that may follow, whatever comes before it: `base + slope * H`.
+class Shared:
+    """What the pairs of all prerequisites have in common: the sequels [s] with their ready lanes alone, worth `base +
+    slope * H`.
 
-    `aged`: of measured graphs; else by priced service alone, for pairs with an unknown one. `newly_min` is how many
-    newly ready streams there must be for no smaller graph to hold the same streams.
+    `aged`: for pairs of measured graphs; else for those with an unknown one, which rank by priced service alone.
     """
 
     aged: bool
+    known: bool
+    following_ms: Floats
     ready: Ranking
-    duration_ms: Floats
-    newly_min: Ints
     base: Floats
     slope: Floats
 
     @staticmethod
-    def of(board: Board, *, aged: bool) -> SequelWorth:
-        """The worth of the sequels in the board's catalog."""
+    def of(board: Board, *, aged: bool) -> Shared:
+        """The sequels of the board's catalog."""
         sequels, streams = board.compiled.sequels, board.streams.ready
         ready = board.best if aged else board.plain
         lanes = np.minimum(sequels.rooms, streams)
-        return SequelWorth(
+        return Shared(
             aged,
-            ready,
+            bool(board.duration_ms.all()),
             board.duration_ms.take(sequels.index),
-            (np.maximum(sequels.batch_below - streams, 0) + 1) * (1 - sequels.enabled),
+            ready,
             (ready.service + ready.aged).take(sequels.width_at * (streams + 1) + lanes),
             ready.urgency[0].take(lanes),
         )
 
 
 @dataclass(frozen=True, slots=True)
-class Bounds:
-    """One kind of prerequisite: its first graphs [f], those that they serve, and a bound [f, s] on every pair.
+class Prerequisite:
+    """One kind of first graph [f]: those that have it as their only stage left, whom else it serves, and a bound [f, s]
+    on every pair.
 
-    `graphs` are places in the view's graphs, without those that a smaller one makes redundant. `newly` ranks the
-    streams that become ready, `terminals` the rows that retire. The sequels begin at `start`. A bound is -inf where
-    there is no pair; `slack` is by how much rounding may have lowered it.
+    `graphs` are places in the view's graphs. `newly` ranks the streams that become ready, `terminals` the rows that
+    retire. The sequels begin at `start`. A bound is -inf where there is no pair; rounding may have lowered it by
+    `ROUNDING` of its size and of `cost_max`, the greatest waiting cost.
     """
 
-    worth: SequelWorth
     kind: GraphKind
     before: Before
-    graphs: NDArray[np.intp]
-    duration_ms: Floats
-    batch: Ints
+    graphs: list[int]
     newly: Ranking
     terminals: Ranking
     start: int
     bound: Floats
-    slack: float
+    cost_max: float
 
     @staticmethod
-    def of(blocked: Blocked, worth: SequelWorth, kind: GraphKind, only: int | None) -> Bounds:
-        """Bound the pairs of one kind; `only` admits a single first graph."""
-        board, before, sequels = blocked.board, blocked.before[kind], blocked.board.compiled.sequels
-        shapes = board.compiled.kinds[kind]
-        admitted = shapes.batch_below < blocked.counts[kind]
-        if only is not None:
-            admitted &= shapes.index == only
-        graphs, batch = shapes.index[admitted], shapes.batch[admitted]
-        first_ms, part = board.duration_ms[graphs][:, None], _part(board, before)
-        following_ms = worth.duration_ms[part]
-        horizon_ms = first_ms + following_ms
-        most_ms = horizon_ms.max(axis=0, initial=0.0)
-
-        base, slope = worth.base[part], worth.slope[part]
-        base = base + _prompts(board, before, part, most_ms, aged=worth.aged)
-        newly = NO_LANES
+    def of(blocked: Blocked, shared: Shared, kind: GraphKind, graphs: list[int]) -> Prerequisite:
+        """Bound the pairs that begin with `graphs`, which are of one kind; at least one."""
+        board, before = blocked.board, blocked.before[kind]
+        part, first_ms = _part(board, before), board.duration_ms[graphs]
+        following_ms, base, slope = shared.following_ms[part], shared.base[part], shared.slope[part]
+        newly = terminals = NO_LANES
+        until_ms = following_ms + max(first_ms.tolist())
+        base = base + _prompts(board, before, part, until_ms, aged=shared.aged)
         if before.streams:
-            newly = _newly(blocked, kind, before, aged=worth.aged)
-            count, rooms = len(before.streams), np.minimum(sequels.rooms, len(before.streams))[part]
-            lanes = np.minimum(batch[:, None] - sequels.enabled[part], rooms)
-            able = lanes >= worth.newly_min[part]
-            lanes = np.maximum(lanes, 0)
-            sums = (newly.service + newly.aged).take(sequels.width_at[part] * (count + 1) + lanes)
-            base, slope = np.where(able, base + sums, -np.inf), slope + newly.urgency[0].take(lanes)
-        terminals = _terminals(blocked, kind, aged=worth.aged)
-        retired = len(terminals.order[0])
-        if retired:
-            saved = most_ms * most_ms * (0.5 * board.scaled.terminal_age_price if worth.aged else 0.0)
-            until_first = terminals.urgency[0, -1] * first_ms.max(initial=0.0)
-            base = base + (terminals.service[0, -1] + terminals.aged[0, -1] + until_first + retired * saved)
+            newly = _newly(blocked, kind, before, aged=shared.aged)
+            base, slope = _with_newly(board, before, newly, graphs, part, base, slope)
+        if count := blocked.retiring(kind):
+            terminals = _terminals(blocked, count, aged=shared.aged)
+            price = 0.5 * board.scaled.terminal_age_price if shared.aged else 0.0
+            worth = terminals.service[0, -1] + terminals.aged[0, -1] + terminals.urgency[0, -1] * until_ms
+            base = base + worth + count * price * (until_ms * until_ms)
+        bound, cost_max = _scores(board, shared, base, slope, first_ms[:, None], following_ms)
+        return Prerequisite(kind, before, graphs, newly, terminals, part.start, bound, cost_max)
 
-        known = None if board.duration_ms.all() else (first_ms > 0.0) & (following_ms > 0.0)
-        if not worth.aged:
-            bound, cost = base if known is None else np.where(known, -np.inf, base), 0.0
-        else:
-            price = 0.5 * board.waiting_price
-            whole_ms = horizon_ms if known is None else np.where(known, horizon_ms, 1.0)
-            bound, cost = base / whole_ms + slope - whole_ms * price, float(most_ms.max(initial=0.0)) * price
-            if board.gaps is not None:  # somewhat less than the cost: it may be so great that all else is rounding
-                bound = bound - board.gaps.cost(whole_ms) * (1.0 - ROUNDING)
-            bound = bound if known is None else np.where(known, bound, -np.inf)
-        slack = ROUNDING * (abs(float(bound.max(initial=0.0))) + 2.0 * cost)
-        return Bounds(worth, kind, before, graphs, first_ms[:, 0], batch, newly, terminals, part.start, bound, slack)
+
+def first_graphs(blocked: Blocked, kind: GraphKind, *, fastest: bool) -> list[int]:
+    """Places in the view of the graphs of a kind, without those that a smaller one makes redundant. Where all that they
+    can do is to enable one prompt, which each has the row for, the `fastest` of them."""
+    board, count, before = blocked.board, blocked.counts[kind], blocked.before[kind]
+    shapes = board.compiled.kinds[kind]
+    below = shapes.batch_below.tolist()
+    graphs = [place for place, batch in zip(shapes.index.tolist(), below, strict=True) if batch < count]
+    if not fastest or before.streams or blocked.retiring(kind):
+        return graphs
+    times = board.duration_ms[graphs].tolist()
+    least_ms = min([ms for ms in times if ms > 0.0], default=0.0)
+    return [place for place, ms in zip(graphs, times, strict=True) if ms == least_ms]
 
 
 def _part(board: Board, before: Before) -> slice:
@@ -133,43 +119,77 @@ def _part(board: Board, before: Before) -> slice:
 
 
 def _newly(blocked: Blocked, kind: GraphKind, before: Before, *, aged: bool) -> Ranking:
-    streams, price = blocked.board.streams, blocked.board.scaled.decode_age_price
+    streams, price, places = blocked.board.streams, blocked.board.scaled.decode_age_price, before.streams
     urgency = price * (blocked.times.sigma_ms((kind,)) or 0.0) if aged else 0.0
-    places = before.streams
     return rank(streams.service[:, places], np.full(len(places), urgency), streams.age_ms[places])
 
 
-def _terminals(blocked: Blocked, kind: GraphKind, *, aged: bool) -> Ranking:
-    count = blocked.retiring(kind)
-    if not count:
-        return NO_LANES
+def _terminals(blocked: Blocked, count: int, *, aged: bool) -> Ranking:
     urgency = blocked.terminal_urgency if aged else 0.0
     age_ms = np.array([row.age_ms for row in blocked.board.terminals])
     return rank(np.full((1, count), blocked.board.scaled.terminal_value), np.full(count, urgency), age_ms)
 
 
-def _prompts(board: Board, before: Before, part: slice, horizon_ms: Floats, *, aged: bool) -> Floats:
-    """A bound [s] on the prompt lane of every sequel of `part` at `horizon_ms` [s]; 0 where there is none to be."""
+def _with_newly(
+    board: Board, before: Before, newly: Ranking, graphs: list[int], part: slice, base: Floats, slope: Floats
+) -> tuple[Floats, Floats]:
+    """`base` and `slope` [f, s] with as many newly ready streams as fit; -inf for sequels that need more of them for no
+    smaller graph to hold the same streams."""
+    sequels, count = board.compiled.sequels, len(before.streams)
+    enabled, batch = sequels.enabled[part], np.array([board.compiled.shapes[place].batch for place in graphs])
+    lanes = np.minimum(batch[:, None] - enabled, np.minimum(sequels.rooms[part], count))
+    least = (np.maximum(sequels.batch_below[part] - board.streams.ready, 0) + 1) * (1 - enabled)
+    barred = lanes < least
+    np.maximum(lanes, 0, out=lanes)
+    base = base + (newly.service + newly.aged).take(sequels.width_at[part] * (count + 1) + lanes)
+    base[barred] = -np.inf
+    return base, slope + newly.urgency[0].take(lanes)
+
+
+def _prompts(board: Board, before: Before, part: slice, until_ms: Floats, *, aged: bool) -> Floats:
+    """A bound [s] on the prompt lane of every sequel of `part` at `until_ms` [s]; 0 where there is none to be, -inf where
+    there is no row for it."""
     sequels = board.compiled.sequels
-    bounds = np.zeros(len(horizon_ms))
+    if part.start == sequels.first[Companion.PROMPT] and part.stop == sequels.first[Companion.SCORED_PROMPT]:
+        return _prompt(board.prompts, before.prompts, sequels.capacity_at[part], until_ms, aged=aged)
+    bounds, ends = np.zeros(len(until_ms)), (*sequels.first[1:], len(sequels.index))
     companions: tuple[tuple[Companion, Prompts, list[int]], ...] = (
         (Companion.READY_PROMPT, board.prompts, list(range(board.prompts.ready))),
         (Companion.PROMPT, board.prompts, before.prompts),
         (Companion.SCORED_PROMPT, board.scored, before.scored),
     )
-    ends = (*sequels.first[1:], len(sequels.index))
-    for companion, prompts, places in companions:
-        where = slice(max(sequels.first[companion], part.start), min(ends[companion], part.stop))
-        if where.start >= where.stop:
-            continue
-        here = slice(where.start - part.start, where.stop - part.start)
-        if not places:
-            bounds[here] = -np.inf
-            continue
-        capacity_at = sequels.capacity_at[where]
-        lanes = prompts.service.take(places, axis=0).take(capacity_at, axis=1)
-        if aged and prompts.urgency > 0.0:
-            tokens = prompts.tokens.take(places, axis=0).take(capacity_at, axis=1)
-            lanes = lanes + prompts.urgency * tokens * (prompts.age_ms.take(places)[:, None] + horizon_ms[here])
-        bounds[here] = lanes.max(axis=0)
+    for companion, prompts, rows in companions:
+        start, stop = max(sequels.first[companion], part.start), min(ends[companion], part.stop)
+        if start < stop:
+            here = slice(start - part.start, stop - part.start)
+            bounds[here] = _prompt(prompts, rows, sequels.capacity_at[start:stop], until_ms[here], aged=aged)
     return bounds
+
+
+def _prompt(prompts: Prompts, rows: list[int], capacity_at: Ints, until_ms: Floats, *, aged: bool) -> Floats:
+    """The greatest worth [s] of one of `rows` in capacities [s] at `until_ms` [s]; -inf without rows."""
+    lanes = prompts.service[rows].take(capacity_at, axis=1)
+    if aged and prompts.urgency > 0.0:
+        tokens = prompts.tokens[rows].take(capacity_at, axis=1)
+        lanes += prompts.urgency * tokens * (prompts.age_ms[rows][:, None] + until_ms)
+    return np.asarray(lanes.max(axis=0, initial=-np.inf))
+
+
+def _scores(
+    board: Board, shared: Shared, base: Floats, slope: Floats, first_ms: Floats, following_ms: Floats
+) -> tuple[Floats, float]:
+    """The bounds [f, s] of lanes that are worth `base + slope * H` at most, and the greatest waiting cost."""
+    if not shared.aged:
+        known = (first_ms > 0.0) & (following_ms > 0.0)
+        return np.where(known, -np.inf, base), 0.0
+    horizon_ms = first_ms + following_ms
+    if not shared.known:
+        known = (first_ms > 0.0) & (following_ms > 0.0)
+        horizon_ms[~known] = 1.0
+    cost = horizon_ms * (0.5 * board.waiting_price)
+    bound = base / horizon_ms + slope - cost
+    if board.gaps is not None:  # somewhat less than the cost: it may be so great that all else is rounding
+        bound -= board.gaps.cost(horizon_ms) * (1.0 - ROUNDING)
+    if not shared.known:
+        bound[~known] = -np.inf
+    return bound, float(cost.max())

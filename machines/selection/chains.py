@@ -40,11 +40,11 @@ class Valued:
         """Priced service and age part [f, m] of serving each row by a graph of `duration_ms` [f]: T/(T + F) of what its
         way earns; by an unknown graph (0) all of its service."""
         stage_ms = duration_ms[:, None]
-        known = stage_ms > 0.0
-        if known.all():
+        if duration_ms.all():
             total_ms = stage_ms + self.further_ms
             share = stage_ms / total_ms
             return self.service * share, self.urgency * (self.age_ms + total_ms) * share
+        known = stage_ms > 0.0
         total_ms = np.where(known, stage_ms, 1.0) + self.further_ms
         share = np.where(known, stage_ms / total_ms, 1.0)
         return self.service * share, np.where(known, self.urgency * (self.age_ms + total_ms) * share, 0.0)
@@ -90,8 +90,7 @@ def _stream_chains(board: Board, times: StageTimes) -> list[_Part]:
     places = [place for place in range(streams.ready, len(streams.rows)) if len(streams.rows[place].stages) > 1]
     if not places or not len(shapes):
         return []
-    service = streams.service[:, places].T.take(shapes.width_at, axis=1)
-    inferences = _inference(service, np.ones(service.shape, np.bool_), board.duration_ms[shapes.index])
+    inferences = _inference(streams.service.T[places].take(shapes.width_at, axis=1), board.duration_ms[shapes.index])
     price = board.scaled.decode_age_price
     found = []
     for place, (value, round_ms) in zip(places, inferences, strict=True):
@@ -103,30 +102,33 @@ def _stream_chains(board: Board, times: StageTimes) -> list[_Part]:
 
 def _prompt_chains(times: StageTimes, prompts: Prompts, shapes: Shapes, duration_ms: Floats) -> list[_Part]:
     places = [place for place in range(prompts.ready, len(prompts.rows)) if len(prompts.rows[place].stages) > 1]
-    if not places:
+    if not places or not len(shapes):
         return []
-    able = np.asarray(prompts.tokens[places].take(shapes.capacity_at, axis=1) > 0)
-    service = prompts.service[places].take(shapes.capacity_at, axis=1)
-    inferences = _inference(service, able, duration_ms[shapes.index]) if len(shapes) else []
-    served = np.atleast_1d(able.any(axis=1)).tolist()
+    # What the largest capacity cannot serve, none can.
+    most = prompts.tokens[places, shapes.capacity_at.max()].tolist()
+    inferences = _inference(prompts.service[places].take(shapes.capacity_at, axis=1), duration_ms[shapes.index])
     found = []
-    for place, can, (value, prompt_ms) in zip(places, served, inferences, strict=False):
-        if can:
+    for place, tokens, (value, prompt_ms) in zip(places, most, inferences, strict=True):
+        if tokens:
             row = prompts.rows[place]
             found.append((row, value, _further_ms(row, times, prompt_ms), 0.0, 0.0))
     return found
 
 
-def _inference(service: Floats, able: Bools, duration_ms: Floats) -> list[tuple[float, float]]:
-    """For each row [m] the service and duration of the measured graph with the greatest service/T, of those [m, g] that
-    are `able` to serve it; where none is measured, the greatest service of any, and duration 0."""
-    known = able & (duration_ms > 0.0)
-    rate = np.where(known, service / np.where(duration_ms > 0.0, duration_ms, 1.0), -1.0)
-    best = rate.argmax(axis=1)
-    rows = np.arange(len(best))
-    measured = rate[rows, best] >= 0.0
-    value = np.where(measured, service[rows, best], np.where(able, service, 0.0).max(axis=1))
-    return list(zip(value.tolist(), np.where(measured, duration_ms[best], 0.0).tolist(), strict=True))
+def _inference(service: Floats, duration_ms: Floats) -> list[tuple[float, float]]:
+    """Service and duration of the measured graph [g] with the greatest service/T for each row of `service` [m, g],
+    which is 0 where a graph cannot serve it. Where none is measured: the greatest service of any, and duration 0."""
+    places = np.arange(len(service))
+    if duration_ms.all():
+        best = (service / duration_ms).argmax(axis=1)
+        return list(zip(service[places, best].tolist(), duration_ms[best].tolist(), strict=True))
+    rate = service / np.where(duration_ms > 0.0, duration_ms, np.inf)
+    rate[:, duration_ms == 0.0] = -1.0
+    best, greatest = rate.argmax(axis=1), service.max(axis=1)
+    # With services of 0 every measured graph will do; else the best may be one that cannot serve the row at all.
+    measured = (rate[places, best] > 0.0) | (greatest == 0.0)
+    values = np.where(measured, service[places, best], greatest)
+    return list(zip(values.tolist(), np.where(measured, duration_ms[best], 0.0).tolist(), strict=True))
 
 
 def _further_ms(row: RequestRow, times: StageTimes, inference_ms: float) -> float:

@@ -14,7 +14,7 @@ from enum import IntEnum
 import numpy as np
 from numpy.typing import NDArray
 
-from ..graph import PROMPT_KINDS, STAGE_KINDS, GraphKind, GraphShape
+from ..graph import PROMPT_KINDS, SNAPSHOT_KINDS, STAGE_KINDS, GraphKind, GraphShape
 
 Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
@@ -146,6 +146,7 @@ class Compiled:
     prompts: Shapes
     scored: Shapes
     stages: Shapes
+    retiring: Shapes
     sequels: Sequels
 
     @staticmethod
@@ -174,6 +175,7 @@ class Compiled:
             prompts,
             scored,
             group(*STAGE_KINDS),
+            group(*SNAPSHOT_KINDS),
             Sequels.of(rounds, prompts, scored),
         )
 

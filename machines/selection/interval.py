@@ -1,8 +1,8 @@
 """How often a stream could be delivered to if all streams shared the device evenly.
 
-Owns the share of the device that one lane takes, and the reference interval of a family (docs/scheduling.md, "Ages and reference intervals"). Does not own which
-streams and graphs form a family. Surprising rule: a stale graph still counts, and an unknown one never does; with
-nothing measured there is no interval.
+Owns the time that one lane of a family takes at the best rate, and the family's reference interval (docs/scheduling.md,
+"Ages and reference intervals"). Does not own which streams and graphs form a family. Surprising rule: a stale graph
+still counts, and an unknown one never does; with nothing measured there is no interval.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from .lanes import Floats, Ints
 
 
 def row_ms(duration_ms: Floats, batch: Ints, family: int) -> float | None:
-    """min T/min(B, k) over the measured graphs [g] of a family of k = `family`: what one of them costs at the best rate.
+    """min T/min(B, k) over the measured graphs [g] of a family of k = `family`: what one lane costs at the best rate.
 
     Entries of `duration_ms` that are 0 are unknown. None if nothing is measured or the family is empty.
     """

@@ -57,6 +57,22 @@ class Standing(NamedTuple):
     following: tuple[GraphShape, tuple[int, ...], tuple[int, ...]] | tuple[()]
 
 
+class Head(NamedTuple):
+    """The best candidate of a pool, not yet spelled out: the first two columns of its standing, and where it is."""
+
+    known: bool
+    value: float
+    pool: Pool
+    candidate: int
+
+
+class Leader(NamedTuple):
+    """The first of some candidates, and its place among all."""
+
+    place: Standing
+    option: Option
+
+
 _LOSSES = (
     "measured, while an unmeasured graph competes",
     "lower value",
@@ -104,19 +120,48 @@ def _slots(requests: Sequence[RequestRow]) -> tuple[int, ...]:
 def champion(pool: Pool, among: Bools | None = None) -> int | None:
     """The best eligible candidate of a pool, of those that `among` [n] admits; None if there is none."""
     terms = pool.terms
-    alive = np.flatnonzero(terms.eligible if among is None else terms.eligible & among)
-    if not alive.size:
+    admitted = terms.eligible if among is None else terms.eligible & among
+    if not terms.duration_ms.all():
+        unknown = admitted & (terms.duration_ms == 0.0)
+        admitted = unknown if unknown.any() else admitted
+    score = np.where(admitted, terms.score, -np.inf)
+    best = score.max()
+    if best == -np.inf:
         return None
     # Columns first: cohorts are spelled out only for what is still equal after them.
-    unknown = terms.duration_ms[alive] == 0.0
-    if unknown.any():
-        alive = alive[unknown]
-    for column in (-terms.score, terms.duration_ms, -terms.served):
+    alive = np.flatnonzero(score == best)
+    if alive.size == 1:
+        return int(alive[0])
+    for column in (terms.duration_ms, -terms.served):
         values = column[alive]
         alive = alive[values == values.min()]
         if alive.size == 1:
             return int(alive[0])
     return min(alive.tolist(), key=lambda index: standing(terms, index, pool.option(index)))
+
+
+def front(pools: Sequence[Pool], rivals: Sequence[Head] = (), dispatched: int | None = None) -> list[Head]:
+    """Of the best candidates of all `pools` and of `rivals` those of the greatest value, the unknown ones first.
+
+    `dispatched` admits those alone that would submit the graph at this place of the view.
+    """
+    heads = list(rivals)
+    for pool in pools:
+        index = champion(pool, None if dispatched is None else pool.dispatched == dispatched)
+        if index is not None:
+            terms = pool.terms
+            heads.append(Head(bool(terms.duration_ms[index] > 0.0), -float(terms.score[index]), pool, index))
+    best = min([head[:2] for head in heads], default=None)
+    return [head for head in heads if head[:2] == best]
+
+
+def leader(heads: Sequence[Head]) -> Leader | None:
+    """The first of some candidates in the total order; None without any. Only these are spelled out."""
+    leaders = []
+    for head in heads:
+        option = head.pool.option(head.candidate)
+        leaders.append(Leader(standing(head.pool.terms, head.candidate, option), option))
+    return min(leaders, key=lambda one: one.place, default=None)
 
 
 def why_lost(loser: Standing, winner: Standing) -> str:

@@ -16,9 +16,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..graph import GraphKind
-from .blocked import Blocked, stage_lane
+from .blocked import Before, Blocked, stage_lane
 from .board import Board
-from .bounds import Bounds, SequelWorth
+from .bounds import ROUNDING, Prerequisite, Shared, first_graphs
+from .cohort import Ranking
 from .compiled import Companion, Shapes
 from .lanes import Option, Sequel, Terms
 from .prompt import Prompts, prompt_lane
@@ -31,18 +32,16 @@ NEVER = float("-inf")
 
 class Choice(NamedTuple):
     """One candidate: both graphs, the split of their lanes, and the place of the following graph's prompt row (None
-    without)."""
+    without). `first` is a place in the view's graphs, `sequel` one in the catalog's sequels."""
 
-    bounds: Bounds
+    ready: Ranking
+    prerequisite: Prerequisite
     first: int
     sequel: int
     split: Split
     prompt: int | None
     horizon_ms: float
     score: float
-
-
-""".replace("from .blocked import NOBODY, Before, Blocked","from .blocked import Blocked")+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,75 +79,79 @@ def pair_pool(
         choices += _search(blocked, NEVER if every else known, every=every, only=only, aged=True)
     if not choices:
         return None
-    dispatched = np.array([choice.bounds.graphs[choice.first] for choice in choices], np.intp)
+    dispatched = np.array([choice.first for choice in choices], np.intp)
     return PairPool(_terms(blocked, choices), dispatched, blocked, tuple(choices))
 
 
 def _search(blocked: Blocked, floor: float, *, every: bool, only: int | None, aged: bool) -> list[Choice]:
     """The best measured pairs if `aged`, else the best unknown ones: none below `floor`, or those of `every` cell."""
-    kinds = [kind for kind in PREREQUISITES if kind in blocked.before and len(blocked.board.compiled.kinds[kind])]
-    if not kinds:
+    shared = Shared.of(blocked.board, aged=aged)
+    fields = []
+    for kind in PREREQUISITES:
+        if kind in blocked.before:
+            graphs = first_graphs(blocked, kind, fastest=aged and not every)
+            graphs = [place for place in graphs if only is None or place == only]
+            if graphs:
+                fields.append(Prerequisite.of(blocked, shared, kind, graphs))
+    if not fields:
         return []
-    worth = SequelWorth.of(blocked.board, aged=aged)
-    fields = [Bounds.of(blocked, worth, kind, only) for kind in kinds]
     bounds = np.concatenate([field.bound.ravel() for field in fields])
-    slack = max([field.slack for field in fields])
+    slack = ROUNDING * (abs(float(bounds.max())) + 2.0 * max([field.cost_max for field in fields]))
     found: list[Choice] = []
     # Best bound first: the first few scores pass over all the rest.
-    while bounds.size:
+    while True:
         cell = int(bounds.argmax())
         if bounds[cell] == NEVER or bounds[cell] < floor - slack:
-            break
+            return found
         bounds[cell] = NEVER
-        for choice in _best(blocked, *_cell(fields, cell)):
+        for choice in _best(blocked, shared, *_cell(fields, cell)):
             if every:
                 found.append(choice)
             elif choice.score >= floor:
                 found = [choice, *(found if choice.score == floor else ())]
                 floor = choice.score
-    return found
 
 
-def _cell(fields: Sequence[Bounds], cell: int) -> tuple[Bounds, int, int]:
-    """The field, first graph and sequel of a place among all bounds."""
+def _cell(fields: Sequence[Prerequisite], cell: int) -> tuple[Prerequisite, int, int]:
+    """The kind, first graph and sequel of a place among all bounds."""
     for field in fields:
         if cell < field.bound.size:
             first, sequel = divmod(cell, field.bound.shape[1])
-            return field, first, field.start + sequel
+            return field, field.graphs[first], field.start + sequel
         cell -= field.bound.size
     raise ValueError(f"no pair at {cell}")
 
 
-def _best(blocked: Blocked, bounds: Bounds, first: int, sequel: int) -> list[Choice]:
+def _best(blocked: Blocked, shared: Shared, one: Prerequisite, first: int, sequel: int) -> list[Choice]:
     """The best choices of one pair of graphs that nothing smaller makes redundant: one, or all that tie."""
     board, sequels = blocked.board, blocked.board.compiled.sequels
     width_at, enabled = int(sequels.width_at[sequel]), int(sequels.enabled[sequel])
-    first_ms, aged = float(bounds.duration_ms[first]), bounds.worth.aged
-    horizon_ms = first_ms + float(bounds.worth.duration_ms[sequel]) if aged else 0.0
-    lanes = _prompt_lanes(board, bounds, sequel, horizon_ms)
+    first_ms = float(board.duration_ms[first])
+    horizon_ms = first_ms + float(shared.following_ms[sequel]) if shared.aged else 0.0
+    lanes = _prompt_lanes(board, one.before, sequel, horizon_ms)
     gap_cost = _gap_cost(board, horizon_ms)
     found = [
         (sequence_score(split.value + value, horizon_ms, board.waiting_price, gap_cost), split, place)
         for split in splits(
-            Lines.of(bounds.newly, width_at if bounds.before.streams else 0),
-            Lines.of(bounds.worth.ready, width_at),
-            Lines.of(bounds.terminals),
+            Lines.of(one.newly, width_at if one.before.streams else 0),
+            Lines.of(shared.ready, width_at),
+            Lines.of(one.terminals),
             least=1 - enabled,
-            first_rooms=int(bounds.batch[first]) - enabled,
+            first_rooms=board.compiled.shapes[first].batch - enabled,
             following_rooms=int(sequels.rooms[sequel]),
             first_ms=first_ms,
             horizon_ms=horizon_ms,
-            terminal_age_price=board.scaled.terminal_age_price if aged else 0.0,
+            terminal_age_price=board.scaled.terminal_age_price if shared.aged else 0.0,
         )
         for place, value in lanes
     ]
-    found.sort(key=lambda one: -one[0])
+    found.sort(key=lambda choice: -choice[0])
     best: list[Choice] = []
     for score, split, place in found:
         if best and score < best[0].score:
             break
         if not _redundant(board, sequel, split, place):
-            best.append(Choice(bounds, first, sequel, split, place, horizon_ms, score))
+            best.append(Choice(shared.ready, one, first, sequel, split, place, horizon_ms, score))
     return best
 
 
@@ -165,10 +168,13 @@ def _prompts(board: Board, sequel: int) -> Prompts | None:
     return board.scored if companion == Companion.SCORED_PROMPT else board.prompts
 
 
-def _prompt_lanes(board: Board, bounds: Bounds, sequel: int, horizon_ms: float) -> list[tuple[int | None, float]]:
-    """The prompt rows that a sequel could consume one of, and what each is worth; one entry without any for none."""
+def _prompt_lanes(board: Board, before: Before, sequel: int, horizon_ms: float) -> list[tuple[int | None, float]]:
+    """The prompt rows that a sequel could consume one of, and what each is worth; one entry without any for none.
+
+    `horizon_ms` 0: unknown; then a row is worth its priced service alone.
+    """
     companion = int(board.compiled.sequels.companion[sequel])
-    before, prompts = bounds.before, _prompts(board, sequel)
+    prompts = _prompts(board, sequel)
     if prompts is None:
         return [(None, 0.0)]
     if companion == Companion.READY_PROMPT:
@@ -177,7 +183,7 @@ def _prompt_lanes(board: Board, bounds: Bounds, sequel: int, horizon_ms: float) 
         places = before.scored if companion == Companion.SCORED_PROMPT else before.prompts
     sequels = board.compiled.sequels
     group, shape, capacity_at = sequels.groups[companion], int(sequels.place[sequel]), sequels.capacity_at[sequel]
-    urgency = prompts.urgency if bounds.worth.aged else 0.0
+    urgency = prompts.urgency if horizon_ms else 0.0
     found: list[tuple[int | None, float]] = []
     for place in places:
         tokens = int(prompts.tokens[place, capacity_at])
@@ -218,9 +224,10 @@ def _terms(blocked: Blocked, choices: Sequence[Choice]) -> Terms:
     """The columns of `choices`."""
     columns = []
     for choice in choices:
-        bounds, split = choice.bounds, choice.split
+        split = choice.split
         service, age = _sums(blocked, choice)
-        rows = min(int(bounds.batch[choice.first]), blocked.counts[bounds.kind])
+        batch = blocked.board.compiled.shapes[choice.first].batch
+        rows = min(batch, blocked.counts[choice.prerequisite.kind])
         ready_prompt = blocked.board.compiled.sequels.companion[choice.sequel] == Companion.READY_PROMPT
         waiting = choice.horizon_ms * (0.5 * blocked.board.waiting_price)
         columns.append((choice.horizon_ms, service, age, waiting, choice.score, rows + split.ready + ready_prompt))
@@ -232,11 +239,12 @@ def _terms(blocked: Blocked, choices: Sequence[Choice]) -> Terms:
 
 def _sums(blocked: Blocked, choice: Choice) -> tuple[float, float]:
     """Priced service and age term of all lanes of a choice."""
-    board, bounds, split = blocked.board, choice.bounds, choice.split
-    sequels, horizon_ms, first_ms = board.compiled.sequels, choice.horizon_ms, float(bounds.duration_ms[choice.first])
+    board, one, split = blocked.board, choice.prerequisite, choice.split
+    sequels, horizon_ms = board.compiled.sequels, choice.horizon_ms
+    first_ms = float(board.duration_ms[choice.first])
     width_at = int(sequels.width_at[choice.sequel])
     service = age = 0.0
-    for ranking, count in ((bounds.newly, split.newly), (bounds.worth.ready, split.ready)):
+    for ranking, count in ((one.newly, split.newly), (choice.ready, split.ready)):
         at = width_at if len(ranking.service) > 1 else 0
         service += float(ranking.service[at, count])
         age += float(ranking.aged[at, count] + ranking.urgency[at, count] * horizon_ms)
@@ -247,46 +255,44 @@ def _sums(blocked: Blocked, choice: Choice) -> tuple[float, float]:
         if horizon_ms:
             age += prompts.urgency * float(prompts.tokens[cell]) * (float(prompts.age_ms[choice.prompt]) + horizon_ms)
     if retired:
-        service += float(bounds.terminals.service[0, retired])
+        service += float(one.terminals.service[0, retired])
         if horizon_ms:
             saved = (horizon_ms * horizon_ms - first_ms * first_ms) * (0.5 * board.scaled.terminal_age_price)
-            age += float(bounds.terminals.aged[0, retired] + bounds.terminals.urgency[0, retired] * first_ms)
+            age += float(one.terminals.aged[0, retired] + one.terminals.urgency[0, retired] * first_ms)
             age += retired * saved
     return service, age
 
 
 def _option(blocked: Blocked, choice: Choice) -> Option:
-    board, bounds, split = blocked.board, choice.bounds, choice.split
+    board, one, split = blocked.board, choice.prerequisite, choice.split
     sequels, streams = board.compiled.sequels, board.streams.rows
     following = board.view.graphs[sequels.index[choice.sequel]]
     width_at, rooms = int(sequels.width_at[choice.sequel]), int(sequels.rooms[choice.sequel])
 
-    newly_order = bounds.newly.order[width_at if bounds.before.streams else 0].tolist()
-    newly = [streams[bounds.before.streams[place]] for place in newly_order]
-    ready = [streams[place] for place in bounds.worth.ready.order[width_at, : split.ready].tolist()]
+    newly_order = one.newly.order[width_at if one.before.streams else 0].tolist()
+    newly = [streams[one.before.streams[place]] for place in newly_order]
+    ready = [streams[place] for place in choice.ready.order[width_at, : split.ready].tolist()]
     enabled = newly[: split.newly]
     work = [(row, round_lane(row, following.shape.width)) for row in (*enabled, *ready)]
     prompts = _prompts(board, choice.sequel)
     if prompts is not None and choice.prompt is not None:
-        row, tokens = (
-            prompts.rows[choice.prompt],
-            int(prompts.tokens[choice.prompt, sequels.capacity_at[choice.sequel]]),
-        )
+        row = prompts.rows[choice.prompt]
+        tokens = int(prompts.tokens[choice.prompt, sequels.capacity_at[choice.sequel]])
         work.append((row, prompt_lane(row, tokens)))
         if sequels.enabled[choice.sequel]:
             enabled.append(row)
-    work.sort(key=lambda one: one[0].slot)
+    work.sort(key=lambda lane: lane[0].slot)
     sequel = Sequel(following, tuple([row for row, _ in work]), tuple([lane for _, lane in work]), len(enabled))
 
-    graph = board.view.graphs[bounds.graphs[choice.first]]
-    chosen = enabled + [board.terminals[place] for place in bounds.terminals.order[0, : split.retired].tolist()]
+    graph = board.view.graphs[choice.first]
+    chosen = enabled + [board.terminals[place] for place in one.terminals.order[0, : split.retired].tolist()]
     room = graph.shape.batch - len(chosen)
     if room:
         # What the following graph could have served comes first, then what needs another one, then chains.
         spare = newly[split.newly :] if rooms else []
         taken = {row.slot for row in (*enabled, *spare)}
-        spare += [row for row in blocked.last(bounds.kind) if row.slot not in taken]
-        spare += blocked.valued.chains(bounds.kind, float(bounds.duration_ms[choice.first]))
+        spare += [row for row in blocked.last(one.kind) if row.slot not in taken]
+        spare += blocked.valued.chains(one.kind, float(board.duration_ms[choice.first]))
         chosen += spare[:room]
     chosen.sort(key=lambda row: row.slot)
     lanes = tuple([stage_lane(row) for row in chosen])

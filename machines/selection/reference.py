@@ -13,12 +13,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..graph import SNAPSHOT_KINDS, GraphKind
+from ..graph import GraphKind
 from ..ids import RequestHandle
 from .board import Board
 from .compiled import Compiled, Shapes
 from .interval import reference_interval
-from .lanes import Floats, Ints
+from .lanes import Ints
 from .prompt import Prompts, prompt_rates
 from .streams import stream_rates
 from .view import RequestRow, View
@@ -36,62 +36,72 @@ UNMEASURED = Normalizer(None, None)
 
 @dataclass(frozen=True, slots=True)
 class StageTimes:
-    """What a stage takes each of those that need it, in ms, where it is measured; and the round that ends a chain.
+    """What each stage takes those that need it, where it is measured, and the round at the end of a stream's way.
 
-    `delivery_ms` is None where no graph that gives output is measured.
+    `needed` counts the blocked rows that have a kind among their stages. What was worked out is kept in `_known_ms`.
     """
 
-    stage_ms: dict[GraphKind, float]
-    delivery_ms: float | None
-    age_bearing: int
+    board: Board
+    needed: dict[GraphKind, int]
+    _known_ms: dict[GraphKind, float | None]
 
     @staticmethod
     def of(board: Board) -> StageTimes:
-        """The times for the blocked rows of `board`: each at the measured shape with the least T/min(B, k)."""
+        """The times for the blocked rows of `board`."""
         needed: dict[GraphKind, int] = {}
         for rows in (board.streams, board.prompts, board.scored):
             for row in rows.rows[rows.ready :]:
-                for kind in set(row.stages):
+                stages = row.stages
+                for kind in stages if len(stages) == 1 else set(stages):
                     needed[kind] = needed.get(kind, 0) + 1
-        times = {kind: _least(board.duration_ms, board.compiled.kinds[kind], k) for kind, k in needed.items()}
-        return StageTimes(
-            {kind: ms for kind, ms in times.items() if ms is not None},
-            _least(board.duration_ms, board.compiled.rounds, len(board.streams.rows)),
-            board.age_bearing,
-        )
+        return StageTimes(board, needed, {})
+
+    def stage_ms(self, kind: GraphKind) -> float | None:
+        """T of the measured graph of `kind` with the least T/min(B, k), for the k rows that need one; None without."""
+        if kind not in self._known_ms:
+            self._known_ms[kind] = self._least_ms(self.board.compiled.kinds[kind], self.needed[kind])
+        return self._known_ms[kind]
+
+    def delivery_ms(self) -> float | None:
+        """The same of the graphs that give output, for all streams."""
+        if GraphKind.DECODE not in self._known_ms:
+            shapes, streams = self.board.compiled.rounds, self.board.streams
+            self._known_ms[GraphKind.DECODE] = self._least_ms(shapes, len(streams.rows))
+        return self._known_ms[GraphKind.DECODE]
 
     def total_ms(self, stages: Sequence[GraphKind]) -> float | None:
         """All of `stages`, one after another; None if one is not measured."""
         total = 0.0
         for kind in stages:
-            if kind not in self.stage_ms:
+            stage_ms = self.stage_ms(kind)
+            if stage_ms is None:
                 return None
-            total += self.stage_ms[kind]
+            total += stage_ms
         return total
 
     def sigma_ms(self, stages: Sequence[GraphKind]) -> float | None:
         """The reference interval of a stream behind `stages`: K times its own way to its next delivery."""
-        total = self.total_ms(stages)
-        return None if total is None or self.delivery_ms is None else self.age_bearing * (total + self.delivery_ms)
+        total, delivery_ms = self.total_ms(stages), self.delivery_ms()
+        return None if total is None or delivery_ms is None else self.board.age_bearing * (total + delivery_ms)
 
-
-def _least(duration_ms: Floats, shapes: Shapes, family: int) -> float | None:
-    """T of the measured shape with the least T/min(B, k) for k = `family`, of equal ones the shortest; None without."""
-    if not family:
-        return None
-    places, batch = shapes.index.tolist(), shapes.batch.tolist()
-    pairs = [(duration_ms[place], rows) for place, rows in zip(places, batch, strict=True) if duration_ms[place] > 0.0]
-    return min([(float(ms) / min(rows, family), float(ms)) for ms, rows in pairs])[1] if pairs else None
+    def _least_ms(self, shapes: Shapes, family: int) -> float | None:
+        """T of the measured shape with the least T/min(B, k) for k = `family`, of equal ones the shortest."""
+        times = self.board.duration_ms.take(shapes.index)
+        shares = times / np.minimum(shapes.batch, family)
+        if not times.all():
+            shares[times == 0.0] = np.inf
+        least = shares.min(initial=np.inf)
+        return None if least == np.inf else float(times[shares == least].min())
 
 
 def terminal_sigma_ms(board: Board) -> float | None:
     """The reference interval of terminal rows: a family of the snapshot kinds."""
     if not board.terminals:
         return None
-    shapes = [board.compiled.kinds[kind] for kind in sorted(SNAPSHOT_KINDS)]
-    duration_ms = board.duration_ms[np.concatenate([group.index for group in shapes])]
-    batch = np.concatenate([group.batch for group in shapes])
-    return reference_interval(duration_ms, batch, len(board.terminals), board.age_bearing)
+    shapes = board.compiled.retiring
+    return reference_interval(
+        board.duration_ms.take(shapes.index), shapes.batch, len(board.terminals), board.age_bearing
+    )
 
 
 def normalizers(view: View, compiled: Compiled | None = None) -> dict[RequestHandle, Normalizer]:

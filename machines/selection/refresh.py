@@ -10,15 +10,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from .blocked import Blocked
-from .lanes import Option
-from .order import Pool, Standing, champion, standing
+from .order import Leader, Pool, front, leader
 from .pairs import pair_pool
 from .view import GraphRow, View
 
 
-def refresh(
-    view: View, pools: Sequence[Pool], blocked: Blocked | None, winner: GraphRow
-) -> tuple[Standing, Option] | None:
+def refresh(view: View, pools: Sequence[Pool], blocked: Blocked | None, winner: GraphRow) -> Leader | None:
     """What displaces a measured `winner`: the stale candidate whose graph was observed or attempted the longest ago.
 
     `pools` has the candidates of single graphs; pairs are worked out here, for stale prerequisites alone. None if no
@@ -29,20 +26,14 @@ def refresh(
         if graph.stale and graph.duration_ns > 0 and graph.shape != winner.shape:
             stale.setdefault(max(graph.observed_at_ns, graph.attempted_at_ns), []).append(place)
     for used_ns in sorted(stale):
-        places = [_best(pools, blocked, place) for place in stale[used_ns]]
-        found = [one for one in places if one is not None]
+        leaders = [_first(pools, blocked, place) for place in stale[used_ns]]
+        found = [one for one in leaders if one is not None]
         if found:
-            return min(found, key=lambda one: one[0])
+            return min(found, key=lambda one: one.place)
     return None
 
 
-def _best(pools: Sequence[Pool], blocked: Blocked | None, place: int) -> tuple[Standing, Option] | None:
+def _first(pools: Sequence[Pool], blocked: Blocked | None, place: int) -> Leader | None:
     """The best candidate whose dispatched graph is at `place` in the view's graphs."""
     pairs = None if blocked is None else pair_pool(blocked, only=place)
-    found = []
-    for pool in pools if pairs is None else (*pools, pairs):
-        index = champion(pool, pool.dispatched == place)
-        if index is not None:
-            option = pool.option(index)
-            found.append((standing(pool.terms, index, option), option))
-    return min(found, key=lambda one: one[0], default=None)
+    return leader(front(pools if pairs is None else (*pools, pairs), dispatched=place))

@@ -14,7 +14,7 @@ from .board import Board
 from .compiled import Compiled
 from .decode import round_pool
 from .lanes import Option
-from .order import Pool, Standing, champion, standing, why_lost
+from .order import Head, Pool, Standing, front, leader, standing, why_lost
 from .pairs import pair_pool
 from .prefill import prompt_pool
 from .refresh import refresh
@@ -31,17 +31,18 @@ def select(view: View, compiled: Compiled | None = None, *, explain: bool = Fals
     board = Board.of(view, compiled)
     blocked = Blocked.of(board)
     pools = _pools(board, blocked)
-    best = _best(pools)
+    heads = front(pools)
     if blocked is not None:
-        pairs = _pairs(blocked, best, every=explain)
+        pairs = _pairs(blocked, heads, every=explain)
         pools += pairs
-        best = _best(pairs, best)
-    reason = Reason.ORDINARY if best is None or best[1].graph.duration_ns > 0 else Reason.DISCOVERY
+        heads = front(pairs, heads)
+    best = leader(heads)
+    reason = Reason.ORDINARY if best is None or best.option.graph.duration_ns > 0 else Reason.DISCOVERY
     if view.refresh_funded and best is not None and reason is Reason.ORDINARY:
-        other = refresh(view, pools, blocked, best[1].graph)
-        if other is not None:
-            best, reason = other, Reason.TIMING_REFRESH
-    candidates = _explained(pools, best[0] if best else None) if explain else ()
+        stale = refresh(view, pools, blocked, best.option.graph)
+        if stale is not None:
+            best, reason = stale, Reason.TIMING_REFRESH
+    candidates = _explained(pools, best.place if best else None) if explain else ()
     if best is None:
         return Decision(None, Hold.NOTHING_READY, None, candidates)
     plan = _plan(view, *best, reason)
@@ -64,27 +65,15 @@ def _pools(board: Board, blocked: Blocked | None) -> list[Pool]:
     return [pool for pool in pools if pool is not None]
 
 
-def _pairs(blocked: Blocked, single: tuple[Standing, Option] | None, *, every: bool) -> list[Pool]:
-    """The candidates of two graphs: those that can win against the best `single` one, or the best of `every` pair."""
-    if single is None:
+def _pairs(blocked: Blocked, singles: Sequence[Head], *, every: bool) -> list[Pool]:
+    """The candidates of two graphs: those that can win against the best `singles`, or the best of `every` pair."""
+    if not singles:
         pool = pair_pool(blocked, every=every)
-    elif single[0].known:
-        pool = pair_pool(blocked, known=-single[0].value, every=every)
+    elif singles[0].known:
+        pool = pair_pool(blocked, known=-singles[0].value, every=every)
     else:
-        pool = pair_pool(blocked, unknown=-single[0].value, every=every)
+        pool = pair_pool(blocked, unknown=-singles[0].value, every=every)
     return [] if pool is None else [pool]
-
-
-def _best(pools: Sequence[Pool], best: tuple[Standing, Option] | None = None) -> tuple[Standing, Option] | None:
-    """The first in the total order among the candidates of `pools` and the `best` of others."""
-    for pool in pools:
-        index = champion(pool)
-        if index is not None:
-            option = pool.option(index)
-            place = standing(pool.terms, index, option)
-            if best is None or place < best[0]:
-                best = place, option
-    return best
 
 
 def _closed(view: View) -> bool:

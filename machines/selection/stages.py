@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from ..graph import GraphKind
 from .blocked import Blocked, stage_lane
 from .lanes import Ints, Option, Terms, terms
 from .view import Phase
@@ -69,7 +70,7 @@ def stage_pool(blocked: Blocked) -> StagePool | None:
     service, age = valued.worth(duration_ms)
     order = np.argsort(np.where(fits, -(service + age), np.inf), axis=1, kind="stable")
     flat, last = order + np.arange(len(order))[:, None] * order.shape[1], (np.arange(len(order)), counts - 1)
-    needed = np.array([blocked.counts.get(stages.shapes[place].kind, 0) for place in places.tolist()], np.int64)
+    needed = np.array([blocked.counts.get(kind, 0) for kind in GraphKind], np.int64).take(stages.kind_at[places])
     priced = terms(
         duration_ms,
         service.take(flat).cumsum(axis=1)[last],

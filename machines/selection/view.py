@@ -89,8 +89,8 @@ class RequestRow(msgspec.Struct, frozen=True):
     `survival` [D] estimates that the first d = 1..D proposals are all accepted, never rising; `scored_survival` is the
     same raised to the policy's exponent, for scores alone. Both are empty where nothing can be proposed.
     `token_price` (pi, ms/token) and `delivery_price` (delta, ms/delivery) are multiplied by the view's `value_scale`;
-    None: not yet set. `age_ms` is the wait at the planning start: of a decoding
-    request since its last visible output, of a terminal one since it ended, of any other since it arrived. `last_fence` is the fence of the last frame that
+    None: not yet set. `age_ms` is the wait at the planning start: of a decoding request since its last visible output,
+    of a terminal one since it ended, of any other since it arrived. `last_fence` is the fence of the last frame that
     served it, 0 if none. `needs_feedback`: its next step reads what the host knows only after a completion.
     """
 
@@ -150,10 +150,10 @@ class View(msgspec.Struct, frozen=True):
 class LaneWork(msgspec.Struct, frozen=True):
     """What a plan does for one request: `tokens` positions from `start`.
 
-    A prompt lane consumes so many prompt tokens; a decode lane's `tokens` are its target positions, the pending token and
-    the proposals to verify (1 without speculation); the lane of a stage has none. `emits`: it ends with an output token.
-    `delivers`: what it emits counts as a delivery. `expected_tokens` is the service that is expected of it, prompt
-    tokens and output tokens together.
+    A prompt lane consumes so many prompt tokens; a decode lane's `tokens` are its target positions, the pending token
+    and the proposals to verify (1 without speculation); the lane of a stage has none. `emits`: it ends with an output
+    token. `delivers`: what it emits counts as a delivery. `expected_tokens` is the service that is expected of it,
+    prompt tokens and output tokens together.
     """
 
     slot: int

@@ -68,3 +68,4 @@ def test_a_plan_has_its_graphs_and_its_memory() -> None:
     assert ["prefill/t64", "1", "64"] in lines
     assert ["weights", "3.0", "MiB"] in lines
     assert ["total", "4.0", "MiB"] in lines
+    assert ["2", "graphs,", "the", "largest", "of", "64", "packed", "rows."] in lines

@@ -16,7 +16,15 @@ from structlog.testing import capture_logs
 
 from flare.machines.ids import Fence, RequestHandle, RequestId
 from flare.trace import TraceWriter, open_trace
-from flare.trace_events import FrameCompleted, RequestTransition, SlotTransition, TraceEvent, TraceOpened
+from flare.trace_events import (
+    FrameCompleted,
+    LedgerTransition,
+    RequestTransition,
+    SlotTransition,
+    TraceEvent,
+    TraceOpened,
+    WindowTransition,
+)
 
 from .traces import committed
 
@@ -63,6 +71,8 @@ def test_every_event_comes_back_as_it_was() -> None:
         transition(3),
         RequestTransition(3, RequestId(1), None, "new", "queued", "Arrive"),
         SlotTransition(4, 1, Fence(9), "free", "committed", "Commit"),
+        WindowTransition(4, RequestId(1), "filling", "active", "Filled"),
+        LedgerTransition(4, "refresh", "open", "debt", "Overdrawn", -3_000_000),
         FrameCompleted(5, Fence(9), "decode/b4", 8_000_000, 9_000_000, 4, None),
         FrameCompleted(5, Fence(9), "decode/b4", 0, 9_000_000, 0, "out of memory"),
         *committed(20),

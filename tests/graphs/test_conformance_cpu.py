@@ -6,14 +6,17 @@ from __future__ import annotations
 from functools import cache, partial
 from typing import Literal
 
+import pytest
 import torch
 
 from flare.cache import cache_dir
 from flare.graphs.cpu.device import CpuDevice
 from flare.graphs.device import Device
 from flare.graphs.models.source import Int4Groups
+from flare.machines.graph import GraphKind, GraphShape, rectangular
 from tests.graphs.conformance import DeviceConformance
 from tests.graphs.conformance_mixed import MixedConformance
+from tests.graphs.host import DECODE
 from tests.tiny_models import tiny_config, tiny_tensors
 
 
@@ -73,3 +76,18 @@ class TestEagerMixed(MixedConformance):
     """Mixed graphs and packed prompts, on the reference program."""
 
     make = partial(make_cpu, "float32", True)
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [
+        GraphShape(GraphKind.SNAPSHOT, 1),
+        rectangular(GraphKind.SPECULATIVE, 2, 3),
+        rectangular(GraphKind.MIXED, 2, 1, 64, 1),
+    ],
+)
+def test_a_graph_without_a_program_is_refused_by_name(shape: GraphShape) -> None:
+    device = make_cpu("float32", True)
+    with pytest.raises(ValueError, match=f"no program for {shape.name}"):
+        device.prepare([DECODE[1], shape], lambda *_: None)
+    device.close()

@@ -61,6 +61,22 @@ def test_admissions_of_one_instant_count_each_other() -> None:
     assert token_price(fourth) == close(SHARE * 2 * 20 / 9)
 
 
+def test_arrivals_of_one_instant_start_alike() -> None:
+    rig = Rig(slots=3)
+    first, second, third = rig.arrive(8), rig.arrive(8), rig.arrive(8)
+    assert token_price(first) == token_price(second) == token_price(third) == close(SHARE * 3 * 20 / 9)
+
+
+def test_an_arrival_after_the_decision_of_its_instant_moves_nobody() -> None:
+    rig = Rig(slots=3)
+    first = rig.arrive(8)
+    before = token_price(first)
+    rig.commit(prefill(first, 8))
+    second = rig.arrive(8)
+    assert token_price(first) == before
+    assert token_price(second) == close(SHARE * 2 * 20 / 9)
+
+
 def test_a_newcomer_without_measurement_starts_at_the_first_charged_interval_that_has_one() -> None:
     """The first frame of an unknown graph has no normalizer at commit; the second has, and three are resident then."""
     rig = Rig(known=())

@@ -50,8 +50,8 @@ from flare.machines.waiting import WaitingQueue
 from flare.scheduling import policy_row
 
 START_NS = 1_000_000_000
-PAGE_TOKENS = 16
-PAGES = 65_536
+PAGE_TOKENS = 1_024
+PAGES = 512
 STEPS_MAX = 200_000
 _SAMPLING = Sampling(temperature=0.0)
 
@@ -326,6 +326,7 @@ class Bench:
         for effect in effects:
             if isinstance(effect, SubmitFrame):
                 self.frames.append(Played(effect.plan, view, self.now_ms, len(view.window)))
+        self.execute(effects, (), now_ns)
 
     def execute(self, effects: Sequence[Effect], results: Sequence[LaneResult], now_ns: int) -> None:
         """Publish every delivery at once, and note what became of frames and requests."""

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import pytest
 
 from flare.machines.graph import GraphKind
-from tests.machines.build import decode_shape, prefill_shape
+from flare.machines.selection.view import Phase, View
+from tests.machines.build import BALANCED, decode_shape, prefill_shape
 
 from .bench import Bench, Client, Played
 from .catalogs import DECODE, PLAIN
@@ -28,10 +30,31 @@ def longest_gap_ms(clients: list[Client], since_ms: float) -> float:
     )
 
 
+def decode_worth(view: View) -> tuple[float, float, int]:
+    """Of all streams in one decode frame: the part of its service that prices make, the rest, and their number."""
+    rows = [row for row in view.requests if row.phase is Phase.DECODE and row.output_left > 0]
+    priced = sum(
+        BALANCED.token_fairness * (row.token_price or 0.0) + BALANCED.delivery_fairness * (row.delivery_price or 0.0)
+        for row in rows
+    )
+    return priced, len(rows) * BALANCED.output_token_value, len(rows)
+
+
+def silence_ms(chunks: list[Played]) -> float:
+    """How long after the first of `chunks` streams must have grown to be worth more than any of them.
+
+    Unserved, prices grow with exp(t/adaptation). Ages only add to that.
+    """
+    priced, rest, streams = decode_worth(chunks[0].view)
+    ms = next(ms for shape, ms in DECODE.items() if shape.batch >= streams)
+    score = max(frame.plan.score for frame in chunks) + ms / 2 * BALANCED.decode_age_price * streams
+    return 100.0 * math.log(max(1.0, (score * ms - rest) / priced))
+
+
 @pytest.mark.parametrize(("streams", "prompts"), [(1, 1), (4, 1), (4, 4), (14, 2)])
-def test_a_stream_is_silent_for_no_longer_than_documented(streams: int, prompts: int) -> None:
-    """(turns of decoding + waiting prompts) x (longest chunk + decode frame), docs/scheduling.md, "Policy". The prompts
-    are served all the same."""
+def test_the_prices_of_silent_streams_interrupt_prefill(streams: int, prompts: int) -> None:
+    """A row of chunks ends no later than streams are worth more by arithmetic, plus the chunk that runs then. All
+    prompts and streams are served."""
     bench = Bench(PLAIN)
     running = bench.decoding(streams)
     bench.run_for(200)
@@ -40,10 +63,15 @@ def test_a_stream_is_silent_for_no_longer_than_documented(streams: int, prompts:
     bench.run(lambda: all(client.ended_ms is not None for client in waiting))
     frames = bench.frames[played:]
     assert sum(chunks(frames)) == prompts * 20_000
-    batch = max(frame.shape.batch for frame in frames if frame.kind is GraphKind.DECODE)
-    longest_chunk = max(PLAIN[frame.shape] for frame in frames if frame.kind is GraphKind.PREFILL)
-    turns = math.ceil(streams / min(batch, streams))
-    assert longest_gap_ms(running, start_ms) <= (turns + prompts) * (longest_chunk + max(DECODE.values()))
+    bounds = []
+    for prefill, grouped in itertools.groupby(frames, lambda frame: frame.kind is GraphKind.PREFILL):
+        if prefill:
+            row = list(grouped)
+            bounds.append(silence_ms(row))
+            assert row[-1].at_ms - row[0].at_ms <= bounds[-1]
+    assert len(bounds) >= 3
+    longest_chunk = max(PLAIN[frame.shape] for frame in frames)
+    assert longest_gap_ms(running, start_ms) <= max(bounds) + longest_chunk + 2 * max(DECODE.values())
 
 
 @pytest.mark.parametrize(("price", "largest"), [(0.0, 2_048), (0.1, 2_048), (1.0, 1_024)])
@@ -80,7 +108,7 @@ def test_output_gaps_of_more_streams_than_rows(streams: int) -> None:
     start_ms = bench.now_ms
     frames = bench.run_for(1_000)
     assert {frame.shape for frame in frames} == {decode_shape(4)}
-    assert longest_gap_ms(clients, start_ms + 100) <= math.ceil(streams / 4) * 7.95 + 1e-6
+    assert longest_gap_ms(clients, start_ms) <= math.ceil(streams / 4) * 7.95 + 1e-6
 
 
 def test_a_stream_that_was_left_out_comes_first() -> None:

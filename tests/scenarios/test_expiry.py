@@ -68,24 +68,27 @@ def test_what_was_measured_again_wins_from_then_on() -> None:
     assert bench.scheduler.durations.row(PAIR, bench.now_ns).duration_ns == 1_000_000
     assert {frame.shape for frame in frames} == {PAIR}
     assert len(refreshes(bench)) == 1
-    earned = sum(round((frame.end_ms or 0) * 1e6) > 0 for frame in frames)
-    assert bench.scheduler.ledger.credit == 998 * 5_000_000 - 998 * 1_000_000 + earned * 2 * 1_000_000
+    completed = sum(frame.end_ms is not None for frame in frames)
+    assert bench.scheduler.ledger.credit == 998 * 5_000_000 - 998 * 1_000_000 + completed * 2 * 1_000_000
 
 
 def test_a_refresh_of_what_is_as_slow_as_it_seemed_changes_nothing_but_its_age() -> None:
-    """A debt of 45 ms, worked off by what earns 2 for 998, before the ledger fills again: 24,950 ms in all."""
-    bench = Bench({**COSTS, PAIR: 50.0}, slots=3)
+    """A debt of 15 ms, at 499 ms of ordinary work for each, before the ledger fills again: 9,980 ms in all."""
+    bench = Bench({**COSTS, PAIR: 20.0}, slots=3)
     for _ in range(3):
         bench.arrive(64, 20_000, at_ms=LATER_MS)
     bench.run(lambda: bool(refreshes(bench)))
     bench.run_for(100)
     row = bench.scheduler.durations.row(PAIR, bench.now_ns)
-    assert (row.duration_ns, row.stale) == (50_000_000, False)
-    bench.run_for(24_000)
+    assert (row.duration_ns, row.stale) == (20_000_000, False)
+    bench.run_for(10_000)
     assert len(refreshes(bench)) == 1
     assert {frame.shape for frame in bench.frames[501:]} == {FOUR}
-    states = [state for _, state in bench.ledger]
-    assert states[states.index("open") :] == ["open", "debt", "earning"]
+    opened, owing, repaid, full = bench.ledger[-4:]
+    assert [state for _, state in bench.ledger] == ["earning", "funded", "open", "debt", "earning", "funded"]
+    assert owing[0] - opened[0] == 20_000_000
+    assert repaid[0] - owing[0] == 15 * 499_000_000
+    assert full[0] - repaid[0] == FUNDED_NS
 
 
 def test_idleness_spends_credit() -> None:

@@ -98,6 +98,8 @@ class Oracle:
         self.seen_ns: dict[GraphShape, int] = {}
         self.service: defaultdict[str, float] = defaultdict(float)
         self.even_share = 0.0
+        self.newcomers: list[Known] = []
+        self.newcomers_ns = 0
         self.lost: set[RequestId] = set()
         self.delivered: dict[RequestId, EndReason | None] = {}
 
@@ -134,6 +136,7 @@ class Oracle:
     def submit(self, submit: SubmitFrame, view: View, now_ns: int) -> None:
         """A plan was committed that was chosen from `view`."""
         plan, shape = submit.plan, submit.plan.shape
+        self.newcomers = []
         self.fence += 1
         assert submit.fence == self.fence
         assert len({lane.request for lane in submit.lanes}) == len(submit.lanes) <= shape.batch
@@ -252,7 +255,11 @@ class Oracle:
         if admitted:
             count = sum(known.live for known in self.requests.values())
             graphs = scheduler.durations.rows(now_ns)
-            for known in admitted:
+            if now_ns != self.newcomers_ns:
+                self.newcomers, self.newcomers_ns = [], now_ns
+            self.newcomers += admitted
+            for known in self.newcomers:
+                known.rates.tokens = None
                 known.rates.start(self.share, count, newcomer_rates(known.spec, graphs))
 
     def _admit(self, request: Request, total: int) -> Known:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -11,7 +10,7 @@ import pytest
 from flare.simulate.cells import Cell, Result
 from flare.simulate.figures import Figures, Slo, Timeline
 from tools import sweep
-from tools.sweep import Load, Sweep, policies_of, shown, summary, write
+from tools.sweep import Load, Sweep, knee, policies_of, shown, summary, write
 
 LOAD = Load("trace.csv", "graph_costs_h100_tiny.json", Slo())
 
@@ -29,13 +28,23 @@ def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Sweep:
     return Sweep(tmp_path, tmp_path / "results.jsonl", 120.0, 1, ())
 
 
-@pytest.mark.parametrize("capacity", [0.2, 0.9, 1.0, 3.3, 12.0, 40.0])
-def test_saturation_is_where_the_rate_stops_rising(
-    made: Sweep, monkeypatch: pytest.MonkeyPatch, capacity: float
-) -> None:
-    rates: Callable[[Sweep, Load, float], float] = lambda _self, _load, speed: 100 * min(speed, capacity)  # noqa: E731
-    monkeypatch.setattr(Sweep, "rate", rates)
-    assert 0.97 * capacity <= made.saturation(LOAD) <= 1.06 * capacity
+@pytest.mark.parametrize("capacity", [0.2, 0.9, 3.3, 12.0])
+def test_saturation_is_where_the_rate_stops_rising(capacity: float) -> None:
+    speeds = [0.25 * 1.15**step for step in range(34)]
+    found = knee(speeds, [100 * min(speed, capacity) for speed in speeds])
+    assert found == speeds[0] if capacity < speeds[0] else capacity / 1.15 < found < capacity * 1.15
+
+
+def test_a_rate_that_rests_or_falls_before_its_last_rise_is_not_saturated_there() -> None:
+    assert knee([1, 2, 4, 8, 16], [10, 10, 20, 15, 21]) == 4
+    assert knee([1, 2, 4, 8, 16], [10, 10, 20, 15, 30]) == 16
+
+
+def test_saturation_is_that_of_the_reference_rule(made: Sweep) -> None:
+    (made.folder / LOAD.costs).write_text(
+        '{"decode": {"1": 9}, "prefill": {"64": 9}, "mixed": {"1": {"64": 9}}}', encoding="utf-8"
+    )
+    assert made.saturation(LOAD) == pytest.approx(25.175)  # two requests saturate nothing
 
 
 def test_a_window_ends_with_its_trace(made: Sweep) -> None:

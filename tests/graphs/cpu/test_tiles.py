@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
@@ -27,18 +26,12 @@ from tests.graphs.programs_driver import Driver, native
 pytestmark = pytest.mark.skipif(platform.machine() != "x86_64", reason="no other CPU has these tiles")
 
 
-@pytest.fixture(autouse=True)
-def _flags() -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(build, "FLAGS", (*build.FLAGS, "-mno-amx-tile"))
-        without_tiles()
-        yield
-
-
 @cache
 def without_tiles() -> Path:
-    """The library built for a CPU that has no tiles, under the patched flags."""
-    return build.native_library(cache_dir())
+    """The library built as for a CPU that has no tiles."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(build, "FLAGS", (*build.FLAGS, "-mno-amx-tile"))
+        return build.native_library(cache_dir())
 
 
 def plain(config: ModelConfig, source: WeightSource, rows: StateRows, buffers: StepBuffers, pages: int) -> NativeStep:
