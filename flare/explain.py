@@ -19,7 +19,7 @@ from rich.table import Table
 
 from flare.machines.graph import GraphShape
 from flare.machines.selection.select import select
-from flare.machines.selection.view import Candidate, Decision, Plan, View
+from flare.machines.selection.view import Candidate, Decision, Following, Plan, Reason, View
 
 from .trace_events import PlanCommitted, lane_entries
 from .trace_reader import TraceError, find_plan, read_plans
@@ -101,6 +101,8 @@ def explain_plan(console: Console, logged: PlanCommitted, limit: int) -> bool:
         )
     for line in _left_out(decision.candidates):
         console.print(line, style="dim", markup=False, highlight=False)
+    for line in sequences(competing, view):
+        console.print(line, markup=False, highlight=False)
     console.print(why(decision, view), markup=False, highlight=False)
     found = differences(logged, decision.plan)
     if found:
@@ -115,17 +117,19 @@ def why(decision: Decision, view: View) -> str:
     plan = decision.plan or decision.awaited
     if plan is None:
         return f"Nothing is submitted: {decision.hold}."
-    text = f"{_describe(plan.shape, [lane.slot for lane in plan.lanes])} wins"
-    others = [rival for rival in decision.candidates if rival.lost is not None and not _barred(rival)]
-    if plan.duration_ns == 0:
+    text = f"{_describe(plan.shape, [lane.slot for lane in plan.lanes], plan.following)} wins"
+    others = _rivals(decision.candidates)
+    if plan.reason is Reason.TIMING_REFRESH:
+        text += ": its duration is stale, and the refresh ledger has paid for measuring it again"
+    elif plan.duration_ns == 0 or (plan.following is not None and plan.following.duration_ns == 0):
         text += ": its duration is not known yet, and an unknown graph goes before the known ones"
     elif not others:
         text += ": there is no other candidate"
     elif plan.score > others[0].score:
         text += f" with {_number(plan.score)} value/ms, {_number(plan.score - others[0].score)} more than "
-        text += f"{_describe(others[0].shape, others[0].slots)}, the next best"
+        text += f"{_named(others[0])}, the next best"
     else:
-        text += f": {_describe(others[0].shape, others[0].slots)} is worth the same, and the tie order decides"
+        text += f": {_named(others[0])} is worth the same, and the tie order decides"
         text += f" ({others[0].lost})"
     text += "."
     if plan.log_scale:
@@ -136,11 +140,70 @@ def why(decision: Decision, view: View) -> str:
     return text
 
 
+def sequences(competing: Sequence[Candidate], view: View) -> Iterator[str]:
+    """Where the winner or the best alternative has two graphs: both of them spelled out, stage by stage, with the terms
+    of their scores."""
+    winner = next((candidate for candidate in competing if candidate.lost is None), None)
+    shown = [*([] if winner is None else [("Chosen", winner)]), *[("Next best", one) for one in _rivals(competing)[:1]]]
+    if any(candidate.following is not None for _, candidate in shown):
+        ready = {row.slot for row in view.requests if not row.stages}
+        for title, candidate in shown:
+            yield f"{title}: {_stages(candidate, ready)}; {_terms(candidate)}."
+
+
+def _stages(candidate: Candidate, ready: set[int]) -> str:
+    """Each graph of a candidate: its time, and what it does for whom. `ready` are the slots that wait for no stage."""
+    following = candidate.following
+    if following is None:
+        return f"{_timed(candidate.shape, candidate.duration_ns)} for {_slots(candidate.slots)}"
+    served = [lane.slot for lane in following.lanes]
+    newly = [slot for slot in served if slot not in ready]
+    beside = [slot for slot in served if slot in ready]
+    first = [slot for slot in candidate.slots if slot not in beside]
+    # Of those that the first graph serves, the ended ones wait for no stage.
+    retired = [slot for slot in first if slot in ready]
+    spare = [slot for slot in first if slot not in newly and slot not in retired]
+    parts = [f"enables {_slots(newly)}"]
+    parts += [f"retires {_slots(retired)}"] if retired else []
+    parts += [f"advances {_slots(spare)} in the room left"] if spare else []
+    text = f"{_timed(candidate.shape, candidate.duration_ns)} {', '.join(parts)}; "
+    text += f"then {_timed(following.shape, following.duration_ns)} serves {_slots(newly)}"
+    return text + (f" and, ready before, {_slots(beside)}" if beside else "")
+
+
+def _terms(candidate: Candidate) -> str:
+    """The score as it is made up."""
+    whole_ns = _whole_ns(candidate)
+    if not whole_ns:
+        return f"service {_number(candidate.service)}, not divided by a time that is not known"
+    text = f"(service {_number(candidate.service)} + age {_number(candidate.age_term)}) / {whole_ns / 1e6:.2f} ms"
+    text += f" - waiting {_number(candidate.waiting_cost)}"
+    text += f" - gaps {_number(candidate.gap_cost)}" if candidate.gap_cost else ""
+    return f"{text} = {_number(candidate.score)} value/ms"
+
+
+def _whole_ns(candidate: Candidate) -> int:
+    """The time of all graphs of a candidate; 0 if one of them is not known."""
+    following = candidate.following
+    if following is None or not candidate.duration_ns:
+        return candidate.duration_ns
+    return candidate.duration_ns + following.duration_ns if following.duration_ns else 0
+
+
+def _timed(shape: GraphShape, duration_ns: int) -> str:
+    return f"{shape.name} ({f'{duration_ns / 1e6:.2f} ms' if duration_ns else 'not measured'})"
+
+
 def _situation(view: View) -> str:
     parts = [f"{len(view.requests)} resident requests", f"{view.queued_requests} waiting for a slot"]
     if view.window:
         parts.append("in flight: " + ", ".join(f"{frame.shape.name} (frame {frame.fence})" for frame in view.window))
     return ", ".join(parts)
+
+
+def _rivals(candidates: Sequence[Candidate]) -> list[Candidate]:
+    """Those that competed and lost, best first."""
+    return [candidate for candidate in candidates if candidate.lost is not None and not _barred(candidate)]
 
 
 def _barred(candidate: Candidate) -> bool:
@@ -176,12 +239,13 @@ def _table(candidates: Sequence[Candidate]) -> Table:
 
 
 def _cells(candidate: Candidate, *, gaps: bool) -> Iterator[str]:
-    known = candidate.duration_ns > 0
+    known, following = _whole_ns(candidate) > 0, candidate.following
+    times_ns = [candidate.duration_ns, *([] if following is None else [following.duration_ns])]
     yield "*" if candidate.lost is None else ""
-    yield candidate.shape.name
+    yield candidate.shape.name if following is None else f"{candidate.shape.name}, {following.shape.name}"
     yield " ".join(str(slot) for slot in candidate.slots)
     yield str(candidate.tokens)
-    yield f"{candidate.duration_ns / 1e6:.2f}" if known else "?"
+    yield " + ".join(f"{time_ns / 1e6:.2f}" if time_ns else "?" for time_ns in times_ns)
     yield _number(candidate.service)
     yield _number(candidate.age_term) if known else "-"
     yield _number(candidate.waiting_cost) if known else "-"
@@ -192,8 +256,17 @@ def _cells(candidate: Candidate, *, gaps: bool) -> Iterator[str]:
     yield candidate.lost or ""
 
 
-def _describe(shape: GraphShape, slots: Sequence[int]) -> str:
-    return f"{shape.name} for slot{'s' if len(slots) > 1 else ''} {', '.join(map(str, slots))}"
+def _named(candidate: Candidate) -> str:
+    return _describe(candidate.shape, candidate.slots, candidate.following)
+
+
+def _describe(shape: GraphShape, slots: Sequence[int], following: Following | None) -> str:
+    then = "" if following is None else f", then {following.shape.name}"
+    return f"{shape.name} for {_slots(slots)}{then}"
+
+
+def _slots(slots: Sequence[int]) -> str:
+    return f"slot{'s' if len(slots) > 1 else ''} {', '.join(map(str, slots))}"
 
 
 def _number(value: float) -> str:

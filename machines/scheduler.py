@@ -222,7 +222,9 @@ class Scheduler:
         return effects
 
     def _admit(self, now_ns: int, effects: list[Effect]) -> None:
-        newcomers = self._roster.admit(effects)
+        admitted = self._roster.admit(effects)
+        # One that resumes is no newcomer: its price is the one that it had.
+        newcomers = [request for request in admitted if request.stages[:1] != (GraphKind.RESUME,)]
         if not newcomers:
             return
         if now_ns != self._newcomers_ns:

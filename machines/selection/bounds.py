@@ -147,8 +147,8 @@ def _with_newly(
 
 
 def _prompts(board: Board, before: Before, part: slice, until_ms: Floats, *, aged: bool) -> Floats:
-    """A bound [s] on the prompt lane of every sequel of `part` at `until_ms` [s]; 0 where there is none to be, -inf where
-    there is no row for it."""
+    """A bound [s] on the prompt lane of every sequel of `part` at `until_ms` [s]; 0 for rounds, -inf where there is no
+    row for it."""
     sequels = board.compiled.sequels
     if part.start == sequels.first[Companion.PROMPT] and part.stop == sequels.first[Companion.SCORED_PROMPT]:
         return _prompt(board.prompts, before.prompts, sequels.capacity_at[part], until_ms, aged=aged)
@@ -192,4 +192,4 @@ def _scores(
         bound -= board.gaps.cost(horizon_ms) * (1.0 - ROUNDING)
     if not shared.known:
         bound[~known] = -np.inf
-    return bound, float(cost.max())
+    return bound, float(cost.max(initial=0.0))

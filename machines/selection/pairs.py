@@ -89,13 +89,13 @@ def _search(blocked: Blocked, floor: float, *, every: bool, only: int | None, ag
     fields = []
     for kind in PREREQUISITES:
         if kind in blocked.before:
-            graphs = first_graphs(blocked, kind, fastest=aged and not every)
+            graphs = first_graphs(blocked, kind, fastest=aged and not every and only is None)
             graphs = [place for place in graphs if only is None or place == only]
             if graphs:
                 fields.append(Prerequisite.of(blocked, shared, kind, graphs))
-    if not fields:
+    bounds = np.concatenate([field.bound.ravel() for field in fields]) if fields else np.zeros(0)
+    if not bounds.size:
         return []
-    bounds = np.concatenate([field.bound.ravel() for field in fields])
     slack = ROUNDING * (abs(float(bounds.max())) + 2.0 * max([field.cost_max for field in fields]))
     found: list[Choice] = []
     # Best bound first: the first few scores pass over all the rest.

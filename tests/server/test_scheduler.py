@@ -143,6 +143,7 @@ def target(request: pytest.FixtureRequest) -> Iterator[Target]:
     with ExitStack() as stack:
         if URL:
             client = stack.enter_context(httpx.Client(base_url=URL, timeout=300))
+            client.get("/health").raise_for_status()
         else:
             request.getfixturevalue("default_model_path")
             mixed = ("--mixed-prefill",) if request.param == "mixed" else ()

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from flare.machines.graph import GraphKind
 from flare.machines.ids import RequestHandle
 from flare.machines.selection.cohort import rank
 from flare.machines.selection.interval import reference_interval
@@ -16,7 +17,19 @@ from flare.machines.selection.lanes import terms
 from flare.machines.selection.reference import normalizers
 from flare.machines.selection.select import select
 from flare.machines.selection.view import Phase
-from tests.machines.build import decode_shape, decoder, graph, prefill_shape, prompt, scored_shape, view
+from tests.machines.build import (
+    decode_shape,
+    decoder,
+    graph,
+    mixed_shape,
+    prefill_shape,
+    prompt,
+    scored_shape,
+    speculative_shape,
+    stage_shape,
+    terminal,
+    view,
+)
 
 VECTORS = json.loads((Path(__file__).parents[2] / "data" / "vectors.json").read_text())
 
@@ -84,6 +97,41 @@ def test_normalizers_are_the_fastest_expected_service() -> None:
         RequestHandle(4, 5): (200 / 40.0, None),
         RequestHandle(5, 6): (None, None),
     }
+
+
+def test_every_family_has_its_own_reference_interval() -> None:
+    graphs = [
+        graph(decode_shape(2), 10.0),
+        graph(speculative_shape(4, 3), 16.0),
+        graph(mixed_shape(4, 64), 14.0),
+        graph(stage_shape(GraphKind.RESTORE, 1), 3.0),
+        graph(stage_shape(GraphKind.RESTORE, 4), 4.0),
+        graph(stage_shape(GraphKind.VISION, 1), 5.0),
+        graph(stage_shape(GraphKind.SNAPSHOT, 1), 6.0),
+        graph(stage_shape(GraphKind.TERMINAL_SNAPSHOT, 2), 9.0),
+    ]
+    rows = [
+        decoder(0, survival=(0.75, 0.5)),
+        decoder(1, survival=(0.5,)),
+        decoder(2, stages=(GraphKind.RESTORE, GraphKind.VISION, GraphKind.VISION)),
+        prompt(3, 64, stages=(GraphKind.RESTORE,)),
+        terminal(4),
+        terminal(5),
+        decoder(6, stages=(GraphKind.RESUME,)),
+    ]
+    found = [normalizers(view(graphs, rows))[RequestHandle(row.slot, row.generation)] for row in rows]
+    assert found == [
+        # Six wait: four streams and two that ended. Two are ready: the best round costs each of them 10/2.
+        (2.25 / 16, 6 * 10.0 / 2),
+        (1 / 10.0, 6 * 10.0 / 2),
+        # Two need a restore (4/2 < 3/1), one its vision; four streams in all have their delivery from mixed/b4 at 14/4.
+        (1 / 10.0, 6 * (4.0 + 5.0 + 5.0 + 14.0)),
+        (65 / 14.0, None),
+        (None, 6 * 9.0 / 2),
+        (None, 6 * 9.0 / 2),
+        # No resume graph is measured.
+        (1 / 10.0, None),
+    ]
 
 
 def test_an_unset_token_price_is_the_newcomers() -> None:
