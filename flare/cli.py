@@ -55,6 +55,7 @@ _COMMANDS = (
     _Command(
         "simulate", partial(_of, "simulate.command", "simulate"), "Serve a trace in virtual time, by several rules."
     ),
+    _Command("tune", partial(_of, "tune.command", "tune"), "Search a policy's coefficients by simulation."),
     _Command("explain", partial(_of, "explain", "explain"), "Take logged decisions again, and show why a plan won."),
 )
 

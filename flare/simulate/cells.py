@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from flare.config.loader import load_policy, load_recipe
 from flare.config.schema import Policy
@@ -26,7 +27,7 @@ from .iteration import simulate
 from .outcome import NS_PER_S, OnProgress, Outcome
 from .rules.by_name import canonical, is_rule, make_rule
 from .serving import VirtualServer
-from .traces import TraceError, TraceRequest, load, read_trace, two_clients
+from .traces import Half, TraceError, TraceRequest, half_of, load, read_trace, two_clients
 
 TWO_CLIENTS = "two-clients"
 """The trace that needs no file: the overload by two clients of docs/simulation.md, "Fairness"."""
@@ -38,7 +39,8 @@ _TWO_CLIENTS_TOKENS = 256
 
 class Cell(msgspec.Struct, frozen=True, kw_only=True):
     """One simulated run. `policy` is a rule, a preset or a file; `trace` and `costs` are paths. `noise` is the
-    coefficient of variation of every duration. `drain`: what arrived in the window is worked off after it."""
+    coefficient of variation of every duration. `drain`: what arrived in the window is worked off after it. Without
+    `half` the trace is taken whole."""
 
     policy: str
     trace: str
@@ -52,6 +54,7 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
     slo: Slo = Slo()
     recipe: str = "sim"
     drain: bool = True
+    half: Half | UnsetType = UNSET
 
 
 class Result(msgspec.Struct, frozen=True):
@@ -85,8 +88,12 @@ def requests_of(cell: Cell) -> list[TraceRequest]:
         everything = two_clients(_TWO_CLIENTS_S, _TWO_CLIENTS_RATES, _TWO_CLIENTS_TOKENS, _TWO_CLIENTS_TOKENS)
     else:
         everything = read_trace(Path(cell.trace), cell.seed)
+    if cell.half is not UNSET:
+        everything = tuple(half_of(everything, cell.half))
     requests = load(everything, cell.speed, cell.window_s)
     if not requests:
+        if cell.window_s is None:
+            raise TraceError(f"trace {cell.trace}: no request in its {cell.half} half")
         raise TraceError(f"trace {cell.trace}: no request within {cell.window_s:g} s; give a longer --window")
     return requests
 

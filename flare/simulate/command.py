@@ -15,6 +15,7 @@ from typing import Annotated, Literal
 
 import msgspec
 import typer
+from msgspec import UNSET
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
@@ -24,6 +25,7 @@ from .cells import TWO_CLIENTS, Cell, Result, cell_key
 from .figures import Slo, parse_slo
 from .pool import run_cells
 from .report import table
+from .traces import Half
 
 _WIDTH = 140
 """Columns where there is no terminal to ask."""
@@ -44,6 +46,7 @@ def simulate(
     slots: Annotated[int, typer.Option(min=1, max=REQUEST_SLOTS_MAX, help="Requests that run at once.")] = 64,
     kv_tokens: Annotated[int, typer.Option(min=16, help="Tokens that the KV cache holds.")] = 430_000,
     window: Annotated[float | None, typer.Option(min=0.001, help="Seconds in which requests arrive. [all]")] = None,
+    half: Annotated[Half | None, typer.Option(help="Take one half of the trace, by time.")] = None,
     drain: Annotated[bool, typer.Option(help="Work off what has arrived by the end of the window.")] = True,
     seed: Annotated[int, typer.Option(min=0, help="Of noise, and of the starts of sessions.")] = 0,
     noise: Annotated[float, typer.Option(min=0, max=0.57, help="Coefficient of variation of durations.")] = 0.0,
@@ -73,6 +76,7 @@ def simulate(
             slo=_slo(slo),
             recipe=recipe,
             drain=drain,
+            half=half or UNSET,
         ),
     )
     draw = None if plots is None else _drawing()

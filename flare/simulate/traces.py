@@ -13,6 +13,10 @@ import random
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Literal
+
+Half = Literal["first", "second"]
+"""A part of a trace: what arrives before the middle of its time, or from there on."""
 
 SESSION_SPACING_S = 10.0
 """Mean time between the starts of two sessions, where a trace has sessions."""
@@ -65,6 +69,18 @@ def load(requests: Iterable[TraceRequest], speed: float = 1.0, window_s: float |
         raise TraceError(f"--speed {speed}: must be above 0")
     faster = [replace(request, arrival_s=request.arrival_s / speed) for request in requests]
     return [request for request in faster if window_s is None or request.arrival_s < window_s]
+
+
+def half_of(requests: Sequence[TraceRequest], half: Half) -> list[TraceRequest]:
+    """One half by time of `requests` (in order of arrival); the middle of the span is where the second begins.
+
+    One half can then settle what the other is to judge (docs/simulation.md, "Tuning").
+    """
+    middle_s = (requests[0].arrival_s + requests[-1].arrival_s) / 2
+    if half == "first":
+        return [request for request in requests if request.arrival_s < middle_s]
+    later = (request for request in requests if request.arrival_s >= middle_s)
+    return [replace(request, arrival_s=request.arrival_s - middle_s) for request in later]
 
 
 def two_clients(seconds: float, rates: Sequence[float], prompt: int, output: int) -> tuple[TraceRequest, ...]:

@@ -133,16 +133,11 @@ def _terminals(blocked: Blocked, count: int, *, aged: bool) -> Ranking:
 def _with_newly(
     board: Board, before: Before, newly: Ranking, graphs: list[int], part: slice, base: Floats, slope: Floats
 ) -> tuple[Floats, Floats]:
-    """`base` and `slope` [f, s] with as many newly ready streams as fit; -inf for sequels that need more of them for no
-    smaller graph to hold the same streams."""
+    """`base` and `slope` [f, s] with as many newly ready streams as fit."""
     sequels, count = board.compiled.sequels, len(before.streams)
-    enabled, batch = sequels.enabled[part], np.array([board.compiled.shapes[place].batch for place in graphs])
-    lanes = np.minimum(batch[:, None] - enabled, np.minimum(sequels.rooms[part], count))
-    least = (np.maximum(sequels.batch_below[part] - board.streams.ready, 0) + 1) * (1 - enabled)
-    barred = lanes < least
-    np.maximum(lanes, 0, out=lanes)
+    batch = np.array([board.compiled.shapes[place].batch for place in graphs])[:, None]
+    lanes = np.minimum(batch - sequels.enabled[part], np.minimum(sequels.rooms[part], count))
     base = base + (newly.service + newly.aged).take(sequels.width_at[part] * (count + 1) + lanes)
-    base[barred] = -np.inf
     return base, slope + newly.urgency[0].take(lanes)
 
 

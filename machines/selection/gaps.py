@@ -53,5 +53,7 @@ class Gaps:
         share = horizon_ms / self.tolerated_ms
         total = share * self.factors[-1]
         for factor in self.factors[-2:0:-1]:
-            total = (total + factor) * share
-        return total + self.factors[0]
+            total += factor
+            total *= share
+        total += self.factors[0]
+        return total

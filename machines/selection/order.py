@@ -125,13 +125,15 @@ def champion(pool: Pool, among: Bools | None = None) -> int | None:
         unknown = admitted & (terms.duration_ms == 0.0)
         admitted = unknown if unknown.any() else admitted
     score = np.where(admitted, terms.score, -np.inf)
-    best = score.max()
+    place = int(score.argmax())
+    best = score[place]
     if best == -np.inf:
         return None
+    level = score == best
+    if np.count_nonzero(level) == 1:
+        return place
     # Columns first: cohorts are spelled out only for what is still equal after them.
-    alive = np.flatnonzero(score == best)
-    if alive.size == 1:
-        return int(alive[0])
+    alive = np.flatnonzero(level)
     for column in (terms.duration_ms, -terms.served):
         values = column[alive]
         alive = alive[values == values.min()]

@@ -28,9 +28,11 @@ def round_premium(compiled: Compiled, duration_ms: Floats, scaled: Scaled, ready
         return None
     rounds = compiled.rounds
     times = duration_ms[rounds.index]
-    families = ((ready, ready), (ready + blocked, blocked))
-    parts = [np.full(count, row_ms(times, rounds.batch, family) or 0.0) for family, count in families]
-    return scaled.output_time_price * np.concatenate(parts)
+    premium = np.empty(ready + blocked)
+    premium[:ready] = row_ms(times, rounds.batch, ready) or 0.0
+    if blocked:
+        premium[ready:] = row_ms(times, rounds.batch, ready + blocked) or 0.0
+    return premium * scaled.output_time_price
 
 
 def prompt_premium(group: Shapes, times: Floats, scaled: Scaled, rows: Sequence[RequestRow]) -> Floats | None:

@@ -9,7 +9,7 @@ import pytest
 
 from flare.cli import main
 
-COMMANDS = ("run", "chat", "bench", "graphs", "simulate", "explain")
+COMMANDS = ("run", "chat", "bench", "graphs", "simulate", "tune", "explain")
 
 
 def test_help_lists_every_command(capsys: pytest.CaptureFixture[str]) -> None:

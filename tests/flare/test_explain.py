@@ -12,12 +12,23 @@ from rich.console import Console
 from flare.cli import main
 from flare.explain import check_all, differences, explain_plan, why
 from flare.machines.events import SubmitFrame
+from flare.machines.graph import GraphKind
 from flare.machines.ids import Fence
 from flare.machines.selection.select import select
 from flare.machines.selection.view import Reason, View
 from flare.trace_events import PlanCommitted, plan_committed
 from flare.trace_reader import TraceError, find_plan, read_plans
-from tests.machines.build import decode_shape, decoder, graph, prefill_shape, prompt, queued, view
+from tests.machines.build import (
+    decode_shape,
+    decoder,
+    graph,
+    prefill_shape,
+    prompt,
+    queued,
+    stage_shape,
+    terminal,
+    view,
+)
 
 from .traces import committed, write_trace
 
@@ -143,6 +154,70 @@ def test_the_sentence_tells_a_wait_and_an_empty_server() -> None:
     assert "prefill/t64 for slot 1 wins" in text
     assert "nothing is submitted until frame 12 ends" in text
     assert sentence(view([graph(decode_shape(1), 5.0)], [])) == "Nothing is submitted: nothing_ready."
+
+
+def two_stages(*, prefill_ms: float = 12.0) -> View:
+    graphs = [
+        graph(decode_shape(2), 8.0),
+        graph(prefill_shape(64), prefill_ms),
+        graph(stage_shape(GraphKind.SNAPSHOT, 1), 1.25),
+        graph(stage_shape(GraphKind.SNAPSHOT, 4), 1.5),
+    ]
+    rows = [
+        decoder(0, token_price=90.0),
+        decoder(2, stages=(GraphKind.SNAPSHOT,), age_ms=300.0, token_price=90.0),
+        terminal(3),
+        prompt(5, 64, stages=(GraphKind.SNAPSHOT,), token_price=0.0),
+    ]
+    return view(graphs, rows)
+
+
+def test_a_decision_of_two_stages_is_told_stage_by_stage_with_its_terms_and_the_best_alternative(
+    console: Console,
+) -> None:
+    seen = two_stages()
+    candidates = select(seen, explain=True).candidates
+    winner, second = candidates[0], candidates[1]
+    assert explain_plan(console, plan_for(seen), limit=40)
+    text = " ".join(shown(console).split())
+    assert "snapshot/b4, decode/b2 0 2 3 5 2 1.50 + 8.00" in text
+    stages = "snapshot/b4 (1.50 ms) enables slot 2, retires slot 3, advances slot 5 in the room left; "
+    stages += "then decode/b2 (8.00 ms) serves slot 2 and, ready before, slot 0; "
+    terms = f"(service {winner.service:.5g} + age {winner.age_term:.5g}) / 9.50 ms - waiting {winner.waiting_cost:.5g}"
+    assert f"Chosen: {stages}{terms} = {winner.score:.5g} value/ms." in text
+    assert "snapshot/b4 for slots 2, 3, 5, then decode/b2 wins with" in text  # the plan serves its own alone
+    terms = f"(service {second.service:.5g} + age {second.age_term:.5g}) / 9.25 ms - waiting {second.waiting_cost:.5g}"
+    stages = "snapshot/b1 (1.25 ms) enables slot 2; then decode/b2 (8.00 ms) serves slot 2 and, ready before, slot 0; "
+    assert f"Next best: {stages}{terms} = {second.score:.5g} value/ms." in text
+    assert "more than snapshot/b1 for slots 0, 2, then decode/b2, the next best." in text
+
+
+def test_a_decision_of_one_stage_is_told_by_the_table_alone(console: Console) -> None:
+    seen = view([graph(decode_shape(1), 5.0), graph(prefill_shape(64), 90.0)], [decoder(0), prompt(1, 60)])
+    assert explain_plan(console, plan_for(seen), limit=40)
+    assert "Chosen:" not in shown(console)
+
+
+def test_a_sequence_with_an_unknown_graph_says_so(console: Console) -> None:
+    seen = two_stages(prefill_ms=0.0)
+    assert explain_plan(console, plan_for(seen), limit=40)
+    text = " ".join(shown(console).split())
+    assert "then prefill/t64 (not measured) serves slot 5; service " in text
+    assert "not divided by a time that is not known" in text
+    assert "1.50 + ?" in text
+    assert "then prefill/t64 wins: its duration is not known yet" in text
+
+
+def test_the_sentence_tells_a_refresh() -> None:
+    old = msgspec.structs.replace(graph(decode_shape(1), 5.0), stale=True)
+    seen = view([old, graph(decode_shape(2), 6.0)], [decoder(0), decoder(1)], refresh_funded=True)
+    text = sentence(seen)
+    assert (
+        text
+        == "decode/b1 for slot 0 wins: its duration is stale, and the refresh ledger has paid for measuring it again."
+    )
+    displaced = select(seen, explain=True).candidates[0]
+    assert (displaced.shape, displaced.lost) == (decode_shape(2), "displaced by a stale graph that is measured again")
 
 
 def test_a_trace_without_views_is_refused_with_the_remedy(tmp_path: Path, console: Console) -> None:

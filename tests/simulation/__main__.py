@@ -1,17 +1,36 @@
 """Run worlds again: `python -m tests.simulation SEED [--seeds N] [--events N] [--verbose]`.
 
-Owns the command line alone. Surprising rule: a seed means the same world only with the same number of events.
+Owns the command line, and how a failing seed says what it is. Surprising rule: a seed means the same world only with
+the same number of events.
 """
 
 from __future__ import annotations
 
 import argparse
 from collections import Counter
+from collections.abc import Callable
 
 from .scenario import scenario
 from .world import World
 
-EVENTS = 200
+EVENTS = 100
+
+
+def run_worlds(
+    first: int, end: int, events: int = EVENTS, tell: Callable[[str], None] = lambda _line: None
+) -> Counter[str]:
+    """Run the worlds of the seeds [first, end) and count what happened. The first that fails raises, with a note that
+    says how to run it again."""
+    total: Counter[str] = Counter()
+    for seed in range(first, end):
+        world = World(scenario(seed), tell)
+        try:
+            world.run(events)
+        except BaseException as error:
+            error.add_note(f"run it again: python -m tests.simulation {seed} --events {events} --verbose")
+            raise
+        total += world.counts
+    return total
 
 
 def main() -> None:
@@ -22,15 +41,8 @@ def main() -> None:
     parser.add_argument("--events", type=int, default=EVENTS, help="events under load, before the faults stop")
     parser.add_argument("--verbose", action="store_true", help="print every event and effect")
     args = parser.parse_args()
-    total: Counter[str] = Counter()
-    for seed in range(args.seed, args.seed + args.seeds):
-        world = World(scenario(seed), print if args.verbose else lambda _line: None)
-        try:
-            world.run(args.events)
-        except BaseException:
-            print(f"seed {seed} fails: python -m tests.simulation {seed} --events {args.events} --verbose")
-            raise
-        total += world.counts
+    tell = print if args.verbose else lambda _line: None
+    total = run_worlds(args.seed, args.seed + args.seeds, args.events, tell)
     print(", ".join(f"{name} {count}" for name, count in sorted(total.items())))
 
 

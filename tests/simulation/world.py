@@ -50,6 +50,11 @@ from .view_oracle import check_view
 
 STAGES = ("queued", "prefilling", "in_flight", "decoding", "ended", "any")
 STEPS_MAX = 20_000
+SEEN = {
+    *("cancelled", "completed", "decisions", "delivered", "failed", "frames_1", "frames_2", "lost"),
+    *("refused", "refused_commits", "stopped"),
+}
+"""What must come about in every block of worlds."""
 
 
 class World:
@@ -247,7 +252,7 @@ class World:
         while scheduler.accepts and scheduler.has_runnable:
             view = scheduler.view(self.now_ns)
             check_view(self.oracle, view, self.now_ns)
-            decision = select(view)
+            decision = select(view, scheduler.compiled)
             self.counts["decisions"] += 1
             if self.rng.random() < 0.05:
                 again = select(msgspec.json.decode(msgspec.json.encode(view), type=View))

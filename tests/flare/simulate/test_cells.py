@@ -64,6 +64,7 @@ def test_speed_and_window_choose_the_load(cell: Cell) -> None:
     assert len(requests_of(other(cell, window_s=0.5))) == 10
     assert len(requests_of(other(cell, window_s=0.5, speed=2.0))) == 20
     assert len(requests_of(other(cell, trace=TWO_CLIENTS, window_s=10.0))) == 15 + 30
+    assert len(requests_of(other(cell, half="first"))) == len(requests_of(other(cell, half="second"))) == 15
 
 
 def test_a_key_knows_the_options_and_the_contents_of_files(cell: Cell) -> None:
@@ -72,9 +73,10 @@ def test_a_key_knows_the_options_and_the_contents_of_files(cell: Cell) -> None:
         *(cell_key(other(cell, **change)) for change in ({"speed": 2.0}, {"seed": 1}, {"slots": 3})),
     }
     keys.add(cell_key(other(cell, policy="balanced")))
+    keys.add(cell_key(other(cell, half="second")))
     Path(cell.trace).write_text(TRACE + "9,9,9,9\n", encoding="utf-8")
     keys.add(cell_key(cell))
-    assert len(keys) == 6
+    assert len(keys) == 7
 
 
 def test_a_key_knows_the_coefficients_of_a_policy_file(cell: Cell, tmp_path: Path) -> None:

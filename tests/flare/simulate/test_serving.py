@@ -45,7 +45,7 @@ def serve(
         min_size=1,
         max_size=12,
     ),
-    policy=st.sampled_from(("balanced", "throughput")),
+    policy=st.sampled_from(("balanced", "throughput", "interactive")),
     slots=st.integers(1, 4),
 )
 def test_everything_is_served_exactly_once(load: list[tuple[float, int, int, str]], policy: str, slots: int) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from flare.simulate.traces import TraceError, TraceRequest, load, read_trace, two_clients
+from flare.simulate.traces import TraceError, TraceRequest, half_of, load, read_trace, two_clients
 
 # From Azure's LLM inference trace 2023 (conversation), "Splitwise" (Patel et al., ISCA 2024), Azure Public Dataset,
 # CC-BY-4.0; changed: timestamps rebased, columns renamed.
@@ -92,3 +92,10 @@ def test_what_is_wrong_is_named_with_its_line(tmp_path: Path, name: str, text: s
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(TraceError, match="cannot be read"):
         read_trace(tmp_path / "nowhere.csv")
+
+
+def test_halves_are_split_by_time_and_both_begin_at_zero() -> None:
+    requests = [TraceRequest(at, 1, place + 1) for place, at in enumerate((1.0, 2.0, 2.5, 6.0, 11.0))]
+    assert half_of(requests, "first") == requests[:3]
+    assert half_of(requests, "second") == [TraceRequest(0.0, 1, 4), TraceRequest(5.0, 1, 5)]
+    assert half_of(requests[:1], "first") == [] and half_of(requests[:1], "second") == [TraceRequest(0.0, 1, 1)]

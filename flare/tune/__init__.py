@@ -1,0 +1,1 @@
+"""`flare tune`: the coefficients of a policy, searched by simulation."""
