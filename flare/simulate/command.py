@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Literal
@@ -23,7 +24,7 @@ from flare.config.schema import REQUEST_SLOTS_MAX, ConfigError
 
 from .cells import TWO_CLIENTS, Cell, Result, cell_key
 from .figures import Slo, parse_slo
-from .pool import run_cells
+from .pool import OnShare, run_cells
 from .report import table
 from .traces import Half
 
@@ -73,7 +74,7 @@ def simulate(
             window_s=window,
             seed=seed,
             noise=noise,
-            slo=_slo(slo),
+            slo=slo_option(slo),
             recipe=recipe,
             drain=drain,
             half=half or UNSET,
@@ -102,7 +103,8 @@ def _cells(policies: Sequence[str], speeds: Sequence[float], base: Cell) -> list
     return [msgspec.structs.replace(base, policy=policy, speed=speed) for speed in speeds for policy in policies]
 
 
-def _slo(text: str) -> Slo:
+def slo_option(text: str) -> Slo:
+    """The value of `--slo`. Raises `typer.BadParameter`."""
     try:
         return parse_slo(text)
     except ValueError as error:
@@ -111,17 +113,24 @@ def _slo(text: str) -> Slo:
 
 def run_with_bar(cells: Sequence[Cell], jobs: int, results: Path | None) -> list[Result]:
     """Run cells under a progress bar, where there is a terminal. Raises what `run_cells` raises."""
+    with progress_bar("simulating", "runs", len(cells)) as progress:
+        return run_cells(cells, jobs, results, progress)
+
+
+@contextmanager
+def progress_bar(what: str, unit: str, total: int) -> Iterator[OnShare]:
+    """A bar on standard error, where that is a terminal; called with how many of `total` units are done."""
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
-        TextColumn("{task.completed:.1f}/{task.total:.0f} runs"),
+        TextColumn(f"{{task.completed:.1f}}/{{task.total:.0f}} {unit}"),
         TimeElapsedColumn(),
         TimeRemainingColumn(),
     )
     console = Console(stderr=True)
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bars:
-        task = bars.add_task("simulating", total=len(cells))
-        return run_cells(cells, jobs, results, lambda done: bars.update(task, completed=done))
+        task = bars.add_task(what, total=total)
+        yield lambda done: bars.update(task, completed=done)
 
 
 def _drawing() -> Draw:

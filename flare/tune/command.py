@@ -16,13 +16,12 @@ import msgspec
 import typer
 from msgspec import UNSET
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from flare.config.loader import load_policy
 from flare.config.schema import REQUEST_SLOTS_MAX, ConfigError, Policy
 from flare.graphs.sim.costs import load_costs
 from flare.simulate.cells import Cell, Result, catalog_of, requests_of
-from flare.simulate.figures import Slo, parse_slo
+from flare.simulate.command import progress_bar, slo_option
 from flare.simulate.report import table
 from flare.simulate.traces import Half
 
@@ -58,7 +57,7 @@ def tune(
         costs=str(costs),
         window_s=window,
         seed=seed,
-        slo=_slo(slo),
+        slo=slo_option(slo),
         slots=slots,
         kv_tokens=kv_tokens,
         recipe=recipe,
@@ -68,7 +67,9 @@ def tune(
     _check_output(output)
     try:
         policy = _checked(loads)
-        found = _with_bar(policy, loads, trials, seed, jobs or len(os.sched_getaffinity(0)))
+        evaluate = simulated(loads, jobs or len(os.sched_getaffinity(0)))
+        with progress_bar("tuning", "policies", trials) as progress:
+            found = search(policy, evaluate, trials=trials, seed=seed, progress=progress)
         output.write_text(toml(best(found).policy, _evidence(found, loads, seed)), encoding="utf-8")
     except (ConfigError, OSError, ValueError) as error:
         Console(stderr=True, markup=False, emoji=False).print(f"error: {error}", style="red", highlight=False)
@@ -85,13 +86,6 @@ def _named(result: Result, name: str) -> Result:
     return msgspec.structs.replace(result, cell=msgspec.structs.replace(result.cell, policy=name))
 
 
-def _slo(text: str) -> Slo:
-    try:
-        return parse_slo(text)
-    except ValueError as error:
-        raise typer.BadParameter(f"--slo: {error}") from None
-
-
 def _check_output(path: Path) -> None:
     if path.suffix != ".toml":
         raise typer.BadParameter(f"--output: {path}: must end in .toml")
@@ -106,26 +100,6 @@ def _checked(loads: Sequence[Cell]) -> Policy:
     for load in loads:
         requests_of(load)
     return load_policy(loads[0].policy)
-
-
-def _with_bar(policy: Policy, loads: Sequence[Cell], trials: int, seed: int, jobs: int) -> list[Trial]:
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        TextColumn("{task.completed:.1f}/{task.total:.0f} policies"),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-    )
-    console = Console(stderr=True)
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bars:
-        task = bars.add_task("tuning", total=trials)
-        return search(
-            policy,
-            simulated(loads, jobs),
-            trials=trials,
-            seed=seed,
-            progress=lambda done: bars.update(task, completed=done),
-        )
 
 
 def _evidence(trials: Sequence[Trial], loads: Sequence[Cell], seed: int) -> list[str]:

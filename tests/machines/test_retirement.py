@@ -10,6 +10,7 @@ from flare.machines.events import (
     CompletionRecord,
     Deliver,
     Effect,
+    FrameCounted,
     HostStop,
     RequestLost,
     Retired,
@@ -51,6 +52,25 @@ def ending(rig: Rig) -> Request:
 def submitted(effects: list[Effect]) -> StageWork | None:
     (submit,) = [effect for effect in effects if isinstance(effect, SubmitFrame)]
     return submit.lanes[0].stage
+
+
+def test_a_row_that_is_given_up_may_have_gone_on_with_rounds_in_flight_at_its_stop() -> None:
+    rig = Rig(catalog=STAGED)
+    stopped, ended = rig.decoding(2, max_tokens=3)
+    rig.run(decode(stopped, ended))
+    rig.commit(decode(stopped, ended))
+    rig.scheduler.apply(HostStop(stopped.id), rig.now_ns)
+    assert stopped.handle is not None and ended.handle is not None
+    records = [
+        CompletionRecord(stopped.handle, 11, EndReason.LENGTH),
+        CompletionRecord(ended.handle, 11, EndReason.LENGTH),
+    ]
+    rig.complete(*records)
+    assert stopped.committed == 10
+    rig.commit(stage(RETIRE, stopped, ended))
+    effects = rig.complete(CompletionRecord(stopped.handle, 11, None), CompletionRecord(ended.handle, 11, None))
+    assert [effect.error for effect in effects if isinstance(effect, FrameCounted)] == [None]
+    assert retired(effects) == [stopped.id, ended.id]
 
 
 def test_text_is_delivered_at_once_and_the_response_completes_with_the_snapshot() -> None:

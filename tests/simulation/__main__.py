@@ -13,7 +13,7 @@ from collections.abc import Callable
 from .scenario import scenario
 from .world import World
 
-EVENTS = 100
+EVENTS = 70
 
 
 def run_worlds(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from flare.graphs.frames import Binding, Frame, History, LaneInput, LaneResult, Sampling
+from flare.graphs.frames import Binding, Frame, History, LaneInput, LaneResult, Sampling, StageInput
 from flare.graphs.sim.rows import SimRows
 from flare.graphs.sim.tokens import TokenSource, mix
 from flare.machines.events import Dispatch
@@ -30,10 +30,10 @@ NO_HISTORY = history_of([])
 
 
 class Host:
-    """One request."""
+    """One request. `over`: its client wants, or gets, no more output."""
 
     def __init__(self, request: RequestId, spec: RequestSpec) -> None:
-        self.id, self.spec = request, spec
+        self.id, self.spec, self.over = request, spec, False
         self.prompt = np.arange(spec.prompt_tokens, dtype=np.int32) * 3 + request
         self.sampling = Sampling(seed=request, presence_penalty=0.5 if spec.needs_feedback else 0.0)
         self.output: list[int] = []
@@ -45,7 +45,8 @@ class Host:
         rows = SimRows(1, 1, self.spec.prompt_tokens + self.spec.max_tokens, TOKENS)
         handle, drawn = RequestHandle(0, 1), list[int]()
         shape = GraphShape(GraphKind.PREFILL, 1, self.spec.prompt_tokens)
-        lane = LaneInput(handle, 0, True, tokens=self.prompt, binding=self.binding((PageId(0),)), history=NO_HISTORY)
+        binding = Binding((PageId(0),), self.sampling, (STOP_TOKEN,), self.spec.max_tokens)
+        lane = LaneInput(handle, 0, True, tokens=self.prompt, binding=binding, history=NO_HISTORY)
         while self.spec.max_tokens and STOP_TOKEN not in drawn and len(drawn) < self.spec.max_tokens:
             drawn.extend(rows.run(Frame(Fence(1), shape, (lane,)))[0].tokens)
             shape = GraphShape(GraphKind.DECODE, 1)
@@ -53,30 +54,38 @@ class Host:
         return drawn
 
     def binding(self, pages: tuple[PageId, ...]) -> Binding:
-        """What its first frame carries."""
+        """What the first frame of a generation carries."""
+        spec = self.spec
         return Binding(
             pages=pages,
             sampling=self.sampling,
             stop_tokens=(STOP_TOKEN,),
-            output_limit=self.spec.max_tokens,
-            prompt_logprobs=0 if self.spec.scored else None,
+            output_limit=spec.max_tokens,
+            prompt_logprobs=0 if spec.scored else None,
+            initialize=spec.initialize,
+            windows=spec.windows,
+            spans=spec.spans,
         )
 
-    def lane(self, dispatch: Dispatch, *, decodes: bool) -> LaneInput:
+    def lane(self, dispatch: Dispatch, *, prefills: bool) -> LaneInput:
         """Its part of a frame."""
-        work = dispatch.work
+        work, stage = dispatch.work, dispatch.stage
+        handle = RequestHandle(work.slot, work.generation)
+        binding = None if dispatch.pages is None else self.binding(dispatch.pages)
+        if stage is not None:
+            restored = self.prompt[: stage.restored_tokens] if stage.restored_tokens else None
+            state = StageInput(stage.state_row, stage.operation, restored, stage.retires)
+            return LaneInput(handle, work.start, False, binding=binding, stage=state)
         end = work.start + work.tokens
-        history = None
-        if self.spec.needs_feedback and work.emits:
-            history = history_of(self.output)
         return LaneInput(
-            handle=RequestHandle(work.slot, work.generation),
+            handle=handle,
             start=work.start,
             emits=work.emits,
-            tokens=None if decodes else self.prompt[work.start : end],
-            target=None if decodes or end == len(self.prompt) else int(self.prompt[end]),
-            binding=None if dispatch.pages is None else self.binding(dispatch.pages),
-            history=history,
+            tokens=self.prompt[work.start : end] if prefills else None,
+            target=int(self.prompt[end]) if prefills and end < len(self.prompt) else None,
+            binding=binding,
+            history=history_of(self.output) if self.spec.needs_feedback and work.emits else None,
+            width=1 if prefills else work.tokens,
         )
 
     def take(self, result: LaneResult, *, ended: bool) -> None:

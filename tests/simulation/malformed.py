@@ -12,15 +12,22 @@ from collections.abc import Sequence
 from msgspec.structs import replace
 
 from flare.machines.events import CompletionRecord
+from flare.machines.graph import STAGE_KINDS, GraphShape
 from flare.machines.ids import RequestHandle
 from flare.machines.request import EndReason
 
 Records = tuple[CompletionRecord, ...]
 
 
-def spoil(rng: random.Random, records: Records, limits: Sequence[int]) -> tuple[Records, bool, set[RequestHandle]]:
+def spoil(
+    rng: random.Random, records: Records, limits: Sequence[int], shape: GraphShape
+) -> tuple[Records, bool, set[RequestHandle]]:
     """Spoiled records, whether their list is wrong, and else which lanes are. `limits`: outputs left of each lane
-    before the frame."""
+    before the frame. No wrong counter is by chance a possible one: it is off by the width at least, and never more than
+    the right one where a row that is given up may have gone on.
+    """
+    width = shape.width
+    beyond = () if shape.kind in STAGE_KINDS else (width, width + 6)
     lane = rng.randrange(len(records))
     record = records[lane]
 
@@ -42,5 +49,5 @@ def spoil(rng: random.Random, records: Records, limits: Sequence[int]) -> tuple[
         case 5 if record.ended is EndReason.LENGTH:
             return with_lane(replace(record, ended=None)), False, {record.handle}
         case _:
-            wrong = record.committed + rng.choice((-record.committed - 1, -1, 1, 7))
+            wrong = record.committed + rng.choice((-record.committed - 1, -width, *beyond))
             return with_lane(replace(record, committed=wrong)), False, {record.handle}

@@ -6,47 +6,45 @@ reading and uses no arrays.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from flare.machines.graph import GraphKind
 from flare.machines.ids import RequestHandle
-from flare.machines.request import RequestSpec
-from flare.machines.selection.view import GraphRow, Phase, View
+from flare.machines.selection.view import GraphRow, Phase, RequestRow, View
 
 NS_PER_MS = 1_000_000
+STEPS = (GraphKind.DECODE, GraphKind.SPECULATIVE, GraphKind.MIXED)
+PROMPTS = {Phase.PREFILL: (GraphKind.PREFILL, GraphKind.MIXED), Phase.SCORED_PREFILL: (GraphKind.SCORED_PREFILL,)}
 
 
-def prompt_rate(graphs: Iterable[GraphRow], kind: GraphKind, left: int, *, emits_at: int | None) -> float | None:
-    """Tokens/ms of the best measured graph for a prompt row that may go `left` tokens on and emits after `emits_at`."""
-    best = None
+def reach(position: int, boundary: int, spans: Sequence[tuple[int, int]], capacity: int) -> int:
+    """Prompt tokens of a chunk from `position` that may not pass `boundary` nor stop inside a span."""
+    end = min(position + capacity, boundary)
+    cut = [start for start, beyond in spans if start < end < beyond]
+    return min([end, *cut]) - position
+
+
+def round_tokens(row: RequestRow, width: int) -> tuple[int, float]:
+    """Targets of a decoding row in a graph of this width, and the tokens that are expected of them."""
+    targets = min(width, len(row.survival) + 1, row.output_left)
+    return targets, 1.0 + sum(row.survival[: targets - 1])
+
+
+def _row_rate(row: RequestRow, graphs: Iterable[GraphRow]) -> float | None:
+    rates = []
     for graph in graphs:
-        if graph.shape.kind is kind and graph.duration_ns > 0:
-            tokens = min(left, graph.shape.prefill_tokens)
-            units = tokens + (tokens == emits_at)
-            rate = units * NS_PER_MS / graph.duration_ns
-            best = rate if best is None else max(best, rate)
-    return best
-
-
-def newcomer_rates(spec: RequestSpec, graphs: Iterable[GraphRow]) -> float | None:
-    """Tokens/ms of a request that was admitted now."""
-    kind = GraphKind.SCORED_PREFILL if spec.scored else GraphKind.PREFILL
-    left = spec.system_end or spec.prompt_tokens
-    return prompt_rate(graphs, kind, left, emits_at=spec.prompt_tokens if spec.max_tokens else None)
+        shape = graph.shape
+        units = 0.0
+        if row.phase is Phase.DECODE and shape.kind in STEPS and row.output_left > 0:
+            units = round_tokens(row, shape.width)[1]
+        elif shape.kind in PROMPTS.get(row.phase, ()):
+            units = reach(row.position, row.boundary, row.spans, shape.prefill_tokens)
+            units += units > 0 and row.output_left > 0 and row.position + units == row.prompt_tokens
+        if graph.duration_ns > 0 and units > 0:
+            rates.append(units * NS_PER_MS / graph.duration_ns)
+    return max(rates, default=None)
 
 
 def view_rates(view: View) -> dict[RequestHandle | None, float | None]:
     """Tokens/ms of every request of a view."""
-    found: dict[RequestHandle | None, float | None] = {}
-    for row in view.requests:
-        rate = None
-        if row.phase is Phase.DECODE:
-            known = [g.duration_ns for g in view.graphs if g.shape.kind is GraphKind.DECODE and g.duration_ns > 0]
-            if known and row.output_left > 0:
-                rate = NS_PER_MS / min(known)
-        else:
-            kind = GraphKind(row.phase.value)
-            emits_at = row.prompt_tokens - row.position if row.output_left > 0 else None
-            rate = prompt_rate(view.graphs, kind, row.boundary - row.position, emits_at=emits_at)
-        found[RequestHandle(row.slot, row.generation)] = rate
-    return found
+    return {RequestHandle(row.slot, row.generation): _row_rate(row, view.graphs) for row in view.requests}

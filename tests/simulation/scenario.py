@@ -11,13 +11,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from flare.graphs.frames import Frame
-from flare.machines.graph import GraphKind, GraphShape
+from flare.machines.graph import GraphShape
 from flare.machines.request import RequestSpec
 from flare.machines.selection.view import PolicyRow
 
+from .catalogs import draw_catalog
+from .prompts import draw_spec
+
 MS = 1_000_000
-PROMPT_TOKENS_MAX = 60
-OUTPUT_TOKENS_MAX = 16
+LONGEST = 76
+"""Prompt and output tokens of the longest request."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,11 +36,13 @@ class Rates:
     late: float
     malformed: float
     late_commit: float
+    preempt: float
 
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """One seed. Times are nanoseconds; `idle_ns` is the pause between two bursts of arrivals."""
+    """One seed. Times are nanoseconds; `idle_ns` is the pause between two bursts of arrivals. `throttled`: of so many
+    frames in a row, the last half takes three times as long (0: never)."""
 
     seed: int
     catalog: tuple[GraphShape, ...]
@@ -47,9 +52,13 @@ class Scenario:
     slots: int
     pages: int
     page_tokens: int
+    state_rows: int
     requests_max: int | None
     tokens_max: int | None
     policy: PolicyRow
+    weights: dict[str, float]
+    exponent: float
+    throttled: int
     adaptation_ms: float
     estimate_ttl_ns: int
     clients: int
@@ -65,6 +74,8 @@ class Scenario:
 
         def of(frame: Frame) -> int:
             factor = (1.0 + self.drift) ** frame.fence * (1.0 + self.noise * rng.uniform(-1.0, 1.0))
+            if self.throttled and frame.fence % self.throttled >= self.throttled // 2:
+                factor *= 3.0
             ticks = round(self.costs_ns[frame.shape] * factor / self.tick_ns)
             return max(1, ticks) * self.tick_ns
 
@@ -72,17 +83,7 @@ class Scenario:
 
     def spec(self, rng: random.Random) -> RequestSpec:
         """A request of this scenario."""
-        prompt = rng.randint(1, rng.choice((4, PROMPT_TOKENS_MAX)))
-        scored = rng.random() < 0.2 and any(shape.kind is GraphKind.SCORED_PREFILL for shape in self.catalog)
-        return RequestSpec(
-            client=f"client-{rng.randrange(self.clients)}",
-            prompt_tokens=prompt,
-            max_tokens=0 if scored and rng.random() < 0.5 else rng.randint(1, rng.choice((2, OUTPUT_TOKENS_MAX))),
-            system_end=rng.choice((0, rng.randint(0, prompt))),
-            messages=tuple(sorted(rng.randint(0, prompt) for _ in range(rng.randrange(4)))),
-            scored=scored,
-            needs_feedback=rng.random() < 0.3,
-        )
+        return draw_spec(rng, self.catalog, self.state_rows, f"client-{rng.randrange(self.clients)}")
 
 
 def scenario(seed: int) -> Scenario:
@@ -90,21 +91,26 @@ def scenario(seed: int) -> Scenario:
     rng = random.Random(seed)
     slots = rng.choice((1, 2, 3, 4, 6, 8))
     tick_ns = rng.choice((MS // 4, MS, 5 * MS))
-    catalog = _catalog(rng, slots)
+    catalog = draw_catalog(rng, slots)
     page_tokens = rng.choice((4, 8, 16))
-    largest = -(-(PROMPT_TOKENS_MAX + OUTPUT_TOKENS_MAX) // page_tokens)
+    largest = -(-LONGEST // page_tokens)
+    slowness = rng.choice((1.0, 1.0, 1.0, 40.0))
     return Scenario(
         seed=seed,
         catalog=catalog,
-        costs_ns={shape: _cost_ns(rng, shape) for shape in catalog},
+        costs_ns={shape: round(_cost_ns(rng, shape) * slowness) for shape in catalog},
         drift=rng.choice((0.0, 0.0, 0.003, -0.003)),
         noise=rng.choice((0.0, 0.1, 0.5)),
         slots=slots,
         pages=rng.randint(largest, largest * slots),
         page_tokens=page_tokens,
+        state_rows=rng.choice((0, 1, 1, 3)),
         requests_max=rng.choice((None, 0, 2, 8)),
         tokens_max=rng.choice((None, None, 100)),
         policy=_policy(rng),
+        weights=rng.choice(({}, {"client-0": 2.0, "client-1": 0.5})),
+        exponent=rng.choice((1.0, 1.0, 0.5)),
+        throttled=rng.choice((0, 0, 10)),
         adaptation_ms=rng.choice((0.5, 20.0, 100.0, 2000.0)),
         estimate_ttl_ns=rng.choice((40 * MS, 500 * MS, 30_000 * MS)),
         clients=rng.choice((1, 2, 5)),
@@ -116,18 +122,8 @@ def scenario(seed: int) -> Scenario:
     )
 
 
-def _catalog(rng: random.Random, slots: int) -> tuple[GraphShape, ...]:
-    batches = [batch for batch in (1, 2, 4, 8) if batch < 2 * slots]
-    kept = sorted(rng.sample(batches, rng.randint(1, len(batches))))
-    shapes = [GraphShape(GraphKind.DECODE, batch) for batch in kept]
-    for kind in (GraphKind.PREFILL, GraphKind.SCORED_PREFILL):
-        count = rng.randint(1 if kind is GraphKind.PREFILL else 0, 4)
-        shapes.extend(GraphShape(kind, 1, tokens) for tokens in sorted(rng.sample((4, 8, 16, 32, 64), count)))
-    return tuple(shapes)
-
-
 def _cost_ns(rng: random.Random, shape: GraphShape) -> int:
-    work = shape.batch if shape.kind is GraphKind.DECODE else shape.prefill_tokens
+    work = shape.prefill_tokens or shape.batch * shape.width
     return round((rng.uniform(1.0, 20.0) + rng.choice((0.05, 0.5, 2.0)) * work) * MS)
 
 
@@ -135,8 +131,18 @@ def _policy(rng: random.Random) -> PolicyRow:
     balanced = PolicyRow(64.0, 16.0, 4.0, 0.1, 8.0)
     throughput = PolicyRow(64.0, 16.0, 0.0, 0.0, 8.0)
     weight = [rng.choice((0.0, 1.0, 1e3)) for _ in range(4)]
-    wild = PolicyRow(weight[0], weight[1], weight[2], weight[3], rng.choice((0.5, 8.0)))
-    return rng.choice((balanced, balanced, throughput, wild))
+    wild = PolicyRow(
+        weight[0],
+        weight[1],
+        weight[2],
+        weight[3],
+        rng.choice((0.5, 8.0)),
+        terminal_value=rng.choice((0.0, 256.0)),
+        terminal_age_price=rng.choice((0.0, 1.0)),
+        first_output_age_price=rng.choice((0.0, 0.1, 1e3)),
+    )
+    waiting = PolicyRow(1.0, 1.0, 1.0, 0.3, 2.0, first_output_age_price=0.1)
+    return rng.choice((balanced, balanced, throughput, waiting, wild))
 
 
 def _rates(rng: random.Random) -> Rates:
@@ -153,4 +159,5 @@ def _rates(rng: random.Random) -> Rates:
         late=perhaps(0.1),
         malformed=perhaps(0.06),
         late_commit=perhaps(0.1),
+        preempt=perhaps(0.3),
     )

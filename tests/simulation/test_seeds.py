@@ -17,10 +17,11 @@ import pytest
 
 from .__main__ import EVENTS, run_worlds
 from .scenario import scenario
-from .world import SEEN, World
+from .seen import SEEN
+from .world import World
 
 SEEDS = int(os.environ.get("FLARE_SIMULATION_SEEDS", "2000"))
-BLOCK = 100
+BLOCK = 250
 Blocks = dict[int, "Future[Counter[str]]"]
 
 

@@ -10,7 +10,9 @@ import math
 
 from flare.machines.selection.view import Phase, RequestRow, View
 
-from .oracle import Flight, Known, Oracle, Stage, close
+from .account import close
+from .known import Known
+from .oracle import Flight, Oracle
 from .price_oracle import log_price
 
 
@@ -22,8 +24,11 @@ def check_view(oracle: Oracle, view: View, now_ns: int) -> None:
     assert view.overrun == (bool(flights) and now_ns > flights[0].finish_ns)
     window = [(frame.fence, frame.shape, frame.expected_finish_ns) for frame in view.window]
     assert window == [(flight.fence, flight.shape, flight.finish_ns) for flight in flights]
+    assert view.refresh_funded == oracle.refresh.funded
+    assert view.queued_requests == sum(known.waits for known in oracle.requests.values())
     assert math.isclose(view.value_scale, math.exp(-view.log_scale)) and view.log_scale >= 0.0
-    live = sorted((known.handle, known) for known in oracle.requests.values() if known.live and known.handle)
+    served = [known for known in oracle.requests.values() if known.live or known.terminal]
+    live = sorted((known.handle, known) for known in served if known.handle)
     assert [(row.slot, row.generation) for row in view.requests] == [handle for handle, _ in live]
     for row, (_, known) in zip(view.requests, live, strict=True):
         _check_row(oracle, known, row, view)
@@ -33,21 +38,38 @@ def check_view(oracle: Oracle, view: View, now_ns: int) -> None:
         assert graph.stale == (seen_ns is not None and now_ns - seen_ns > oracle.ttl_ns)
 
 
+def _phase(known: Known) -> Phase:
+    if known.terminal:
+        return Phase.TERMINAL
+    if not known.prefills:
+        return Phase.DECODE
+    return Phase.SCORED_PREFILL if known.spec.scored else Phase.PREFILL
+
+
 def _check_row(oracle: Oracle, known: Known, row: RequestRow, view: View) -> None:
     spec, serving = known.spec, [flight for flight in oracle.flights if known.id in flight.lanes]
-    phase = Phase.DECODE if known.stage is Stage.DECODE else Phase.SCORED_PREFILL if spec.scored else Phase.PREFILL
+    phase = _phase(known)
     assert row.phase is phase
-    assert (row.position, row.prompt_tokens, row.boundary) == (known.consumed, spec.prompt_tokens, known.boundary)
+    assert (row.position, row.prompt_tokens) == (known.consumed, spec.prompt_tokens)
+    assert row.stages == (() if known.terminal else tuple(step.kind for step in known.due))
+    assert [span for span in spec.spans if span[1] > known.consumed] == list(row.spans)
+    if known.live:
+        assert row.boundary == known.boundary
     endpoints = [end for end in (*spec.messages, spec.prompt_tokens) if end > known.consumed]
     assert row.next_endpoint == min(endpoints, default=spec.prompt_tokens)
-    emitted = sum(flight.lanes[known.id].work.emits for flight in serving)
-    assert row.output_left == spec.max_tokens - known.produced - emitted
+    works = [flight.lanes[known.id].work for flight in serving]
+    emitted = sum(work.tokens if work.delivers else work.emits for work in works)
+    assert row.output_left == max(0, spec.max_tokens - known.produced - emitted)
     assert (row.last_fence, row.needs_feedback) == (known.last_fence, spec.needs_feedback)
+    survival = [] if known.estimates is None else known.estimates.survival()
+    assert len(survival) == len(row.survival) == len(row.scored_survival)
+    assert all(math.isclose(*pair, rel_tol=1e-9) for pair in zip(survival, row.survival, strict=True))
     assert row.age_ms >= 0.0
+    since_ns = known.terminal_ns if known.terminal else known.arrived_ns
     if phase is Phase.DECODE:
         finishes = [flight.finish_ns for flight in serving if flight.lanes[known.id].work.delivers]
         since_ns = max(finishes, default=known.visible_ns)
-        assert math.isclose(row.age_ms, max(0, view.planning_ns - since_ns) / 1e6)
+    assert math.isclose(row.age_ms, max(0, view.planning_ns - since_ns) / 1e6)
     queued = [_expected(flight, known) for flight in oracle.flights if known.id in flight.token_rates]
     rates = known.rates.projected([frame for frame in queued if frame[2] > 0], oracle.adaptation_ms)
     for price, rate in zip((row.token_price, row.delivery_price), rates, strict=True):

@@ -17,6 +17,7 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from flare.graphs.frames import Completion, Frame, LaneResult
+from flare.graphs.sim.acceptance import RandomAcceptance
 from flare.graphs.sim.core import SimCore
 from flare.graphs.sim.timing import Fault, Faults
 from flare.machines.commitment import CommitRefused
@@ -29,9 +30,12 @@ from flare.machines.events import (
     Deliver,
     Event,
     HostStop,
+    LedgerMoved,
+    PreemptRequest,
     Published,
     RequestLost,
     RequestMoved,
+    Retired,
     SubmitFrame,
 )
 from flare.machines.graph import GraphKind
@@ -39,22 +43,17 @@ from flare.machines.ids import Fence, RequestHandle, RequestId
 from flare.machines.pages import PagePool
 from flare.machines.scheduler import Scheduler
 from flare.machines.selection.select import select
-from flare.machines.selection.view import Decision, Plan, View
+from flare.machines.selection.view import Decision, Plan, Reason, View
 from flare.machines.waiting import WaitingQueue
 
 from .host import TOKENS, Host
 from .malformed import spoil
-from .oracle import Oracle, Stage
+from .oracle import Oracle, Report
 from .scenario import MS, Scenario
+from .seen import STAGES
 from .view_oracle import check_view
 
-STAGES = ("queued", "prefilling", "in_flight", "decoding", "ended", "any")
 STEPS_MAX = 20_000
-SEEN = {
-    *("cancelled", "completed", "decisions", "delivered", "failed", "frames_1", "frames_2", "lost"),
-    *("refused", "refused_commits", "stopped"),
-}
-"""What must come about in every block of worlds."""
 
 
 class World:
@@ -69,9 +68,11 @@ class World:
             scenario.policy,
             slots=scenario.slots,
             pages=PagePool(scenario.pages, scenario.page_tokens),
-            waiting=WaitingQueue(scenario.requests_max, scenario.tokens_max),
+            waiting=WaitingQueue(scenario.requests_max, scenario.tokens_max, scenario.weights),
             durations=DurationTable(scenario.catalog, scenario.estimate_ttl_ns),
             adaptation_ms=scenario.adaptation_ms,
+            state_rows=scenario.state_rows,
+            adaptive_verification_alpha=scenario.exponent,
         )
         self.faults: dict[Fence, Fault] = {}
         self.sim = SimCore(
@@ -81,16 +82,22 @@ class World:
             scenario.duration(),
             tokens=TOKENS,
             faults=Faults(self.faults, late_ns=self.rng.choice((MS, 30 * MS))),
+            acceptance=RandomAcceptance(seed=scenario.seed, mean=0.6, spread=0.4),
+            state_rows=scenario.state_rows,
             strict=True,
         )
         self.sim.prepare(scenario.catalog)
         self.oracle = Oracle(
-            scenario.slots,
-            scenario.pages,
-            scenario.page_tokens,
-            scenario.policy.newcomer_share,
-            scenario.adaptation_ms,
-            scenario.estimate_ttl_ns,
+            scenario.catalog,
+            slots=scenario.slots,
+            pages=scenario.pages,
+            page_tokens=scenario.page_tokens,
+            state_rows=scenario.state_rows,
+            share=scenario.policy.newcomer_share,
+            adaptation_ms=scenario.adaptation_ms,
+            ttl_ns=scenario.estimate_ttl_ns,
+            weights=scenario.weights,
+            retires=any(shape.kind is GraphKind.TERMINAL_SNAPSHOT for shape in scenario.catalog),
         )
         self.queue: list[tuple[int, float, int, Callable[[], None]]] = []
         self.hosts: dict[RequestId, Host] = {}
@@ -123,6 +130,7 @@ class World:
         assert self.scheduler.idle and not self.oracle.requests and not self.hosts
         assert self.scheduler.free_slots == self.scenario.slots
         assert self.scheduler.pages.free == self.scenario.pages
+        assert self.scheduler.state_rows.free == self.scenario.state_rows
         assert self.scheduler.waiting.requests == self.scheduler.waiting.tokens == 0
 
     def instant(self) -> None:
@@ -133,6 +141,8 @@ class World:
             due.append(heapq.heappop(self.queue)[3])
         for action in due:
             action()
+        if not self.calm and self.hosts and self.rng.random() < self.scenario.rates.preempt:
+            self.preempt(self.rng.choice(sorted(self.hosts)))
         self.decide()
 
     # Load
@@ -162,25 +172,37 @@ class World:
         if self.rng.random() < self.scenario.rates.cancel:
             self.cancel_at[request] = self.rng.choice(STAGES)
             if self.cancel_at[request] == "any":
-                self.later(self.rng.randint(0, 100) * MS, lambda: self.cancel(request))
-        self.oracle.arrive(request, spec)
+                self.later(self.rng.randint(0, 100) * MS, lambda: self.cancel(request, "any"))
+        self.oracle.arrive(request, spec, self.now_ns)
         self.apply(Arrive(request, spec))
         limit = self.scenario.requests_max
-        assert limit is None or waiting.requests <= limit
+        # Those that lost their slot, and those that lack a state row, wait beyond the bound.
+        beyond = sum(known.waits and (known.away > 0 or known.needs_row) for known in self.oracle.requests.values())
+        assert limit is None or waiting.requests - beyond <= limit
         self.reached(request, "queued")
 
     def reached(self, request: RequestId, stage: str) -> None:
         """Cancel a request that was to be cancelled here, in this instant or soon."""
         if self.cancel_at.get(request) == stage:
             del self.cancel_at[request]
-            self.later(self.rng.choice((0, 0, MS, 7 * MS)), lambda: self.cancel(request))
+            self.later(self.rng.choice((0, 0, MS, 7 * MS)), lambda: self.cancel(request, stage))
 
-    def cancel(self, request: RequestId) -> None:
+    def cancel(self, request: RequestId, stage: str) -> None:
         """The client is gone, whether or not its request still is."""
         self.counts["cancelled"] += 1
-        self.hosts.pop(request, None)
-        self.oracle.give_up(request)
+        self.counts[f"cancelled_{stage}"] += 1
+        if request in self.hosts:
+            self.hosts[request].over = True
+        self.oracle.cancel(request)
         self.apply(CancelRequest(request))
+
+    def preempt(self, request: RequestId) -> None:
+        """Somebody wants its slot."""
+        leaves = self.oracle.preempt(request, self.now_ns)
+        self.counts["preempted"] += leaves
+        if leaves and self.rng.random() < self.scenario.rates.cancel:
+            self.cancel_at[request] = self.rng.choice(("preempting", "preempted"))
+        self.apply(PreemptRequest(request))
 
     # Events and effects
 
@@ -188,6 +210,7 @@ class World:
         """Apply one event, check everything, and do what it asks for."""
         self.counts["events"] += 1
         self.tell(f"{self.now_ns / 1e6:12.3f} {event}")
+        hosts = self.hosts
         effects = self.scheduler.apply(event, self.now_ns)
         self.oracle.settle(effects, self.scheduler, self.now_ns)
         self.check()
@@ -196,24 +219,28 @@ class World:
             self.tell(f"{'':12} -> {effect}")
             match effect:
                 case Deliver():
-                    self.deliver(effect, by_handle[effect.handle])
+                    self.deliver(effect, hosts[effect.request], by_handle[effect.handle])
                 case RequestMoved(request, _, _, after, _):
+                    self.counts["parked"] += after == "preempted"
                     self.reached(request, after)
                 case RequestLost(request, _):
                     self.counts["lost"] += 1
-                    self.hosts.pop(request, None)
+                case Retired():
+                    self.counts["retired"] += 1
+                case LedgerMoved():
+                    self.counts["ledger"] += 1
                 case _:
                     pass
 
     def check(self) -> None:
-        """All invariants, and the second account."""
+        """All invariants, and the second account. What nobody knows any longer has no host either."""
         self.scheduler.check()
         self.oracle.compare(self.scheduler)
+        self.hosts = {request: host for request, host in self.hosts.items() if request in self.oracle.requests}
 
-    def deliver(self, effect: Deliver, result: LaneResult) -> None:
+    def deliver(self, effect: Deliver, host: Host, result: LaneResult) -> None:
         """Publish now, later, with the next result, or never; perhaps stop."""
-        host = self.hosts.get(effect.request)
-        if host is None:
+        if host.over:
             return
         self.counts["delivered"] += len(result.tokens)
         host.take(result, ended=effect.ended is not None)
@@ -225,7 +252,7 @@ class World:
             self.publish(effect.request, effect.fence)
         if effect.ended is not None:
             self.counts["completed"] += 1
-            del self.hosts[effect.request]
+            host.over = True
         elif result.tokens and not self.calm and self.rng.random() < rates.host_stop:
             if self.rng.random() < 0.7:
                 self.stop(effect.request)
@@ -240,8 +267,9 @@ class World:
     def stop(self, request: RequestId) -> None:
         """A stop string was found."""
         self.counts["stopped"] += 1
-        self.hosts.pop(request, None)
-        self.oracle.give_up(request)
+        if request in self.hosts:
+            self.hosts[request].over = True
+        self.oracle.stop(request, self.now_ns)
         self.apply(HostStop(request))
 
     # Decisions
@@ -283,7 +311,7 @@ class World:
         for lane in plan.lanes:
             for request in self.scheduler.residents:
                 if request.handle == (lane.slot, lane.generation):
-                    self.reached(request.id, "in_flight")
+                    self.reached(request.id, "in_flight" if lane.tokens else "stage_in_flight")
 
     def submit(self, effect: SubmitFrame, view: View) -> None:
         """Hand a frame to the device, with the fault that its fence is to have."""
@@ -293,9 +321,12 @@ class World:
         if not self.calm:
             fault = self.draw_fault()
             if fault is not None:
+                self.counts[fault.value] += 1
                 self.faults[effect.fence] = fault
-        decodes = effect.plan.shape.kind is GraphKind.DECODE
-        lanes = tuple(self.hosts[lane.request].lane(lane, decodes=decodes) for lane in effect.lanes)
+        self.counts[effect.plan.shape.kind.value] += 1
+        self.counts["timing_refresh"] += effect.plan.reason is Reason.TIMING_REFRESH
+        prefills = {lane.request: self.oracle.requests[lane.request].prefills for lane in effect.lanes}
+        lanes = tuple(self.hosts[lane.request].lane(lane, prefills=prefills[lane.request]) for lane in effect.lanes)
         frame = Frame(effect.fence, effect.plan.shape, lanes)
         self.sim.submit(frame, self.now_ns)
         self.submitted.append(frame)
@@ -321,30 +352,45 @@ class World:
         """The device reports the end of its oldest frame, perhaps wrongly."""
         self.awaits_completion = False
         completion, frame = self.sim.finish(self.now_ns), self.submitted.popleft()
-        records, broken, wrong = _records(completion), False, set[RequestHandle]()
+        records, wrong = _records(completion), set[RequestHandle]()
+        broken = False
         known = {known.handle: known for known in self.oracle.requests.values()}
         if records and not self.calm and self.rng.random() < self.scenario.rates.malformed:
+            self.counts["malformed"] += 1
             lanes = [known[lane.handle] for lane in frame.lanes]
-            records, broken, wrong = spoil(self.rng, records, [k.spec.max_tokens - k.produced for k in lanes])
-        failed = completion.error is not None or broken or any(known[handle].live for handle in wrong)
+            limits = [k.spec.max_tokens - k.produced for k in lanes]
+            records, broken, wrong = spoil(self.rng, records, limits, frame.shape)
+        if completion.error is not None:
+            assert self.faults.get(frame.fence) is Fault.FAILED, f"the device refuses: {completion.error}"
+        failed = completion.error is not None or broken
+        failed = failed or any(self.oracle.counts(known[handle].id) for handle in wrong)
         self.counts["failed"] += failed
+        reports = dict[RequestId, Report]()
         if not failed:
             self.check_counters(completion, {handle: k.id for handle, k in known.items() if handle is not None})
-        ended = {known[record.handle].id: record.ended for record in records if not failed and record.ended}
-        self.oracle.complete(frame.fence, completion.device_ns, failed, ended, self.now_ns)
+            reports = {known[record.handle].id: Report(record.committed, record.ended) for record in records}
+        self.oracle.complete(frame.fence, completion.device_ns, failed, reports, self.now_ns)
         event = CompleteFrame(completion.fence, completion.device_ns, records, completion.error)
         self.apply(event, completion.results)
         self.expect_completion()
 
     def check_counters(self, completion: Completion, ids: dict[RequestHandle, RequestId]) -> None:
-        """The device's counters of live lanes go on from the second account by what the lane was to do."""
+        """The device's counters of lanes that count go on from the second account by what the lane was to do."""
         flight = self.oracle.flights[0]
         for result in completion.results:
             known = self.oracle.requests[ids[result.handle]]
-            if known.live:
-                work = flight.lanes[known.id].work
-                units = 1 if known.stage is Stage.DECODE else work.tokens + work.emits
-                assert result.committed == known.consumed + known.produced + units
+            if not self.oracle.counts(known.id):
+                continue
+            lane = flight.lanes[known.id]
+            before, work = known.committed, lane.work
+            if lane.stage is not None:
+                # After a host's stop, rounds that were in flight had gone on with a row that is now given up.
+                beyond = lane.stage.retires and lane.stage.state_row is None and result.committed > before
+                assert beyond or result.committed == (lane.stage.restored_tokens or before)
+            elif known.prefills:
+                assert result.committed == before + work.tokens + work.emits
+            else:
+                assert before < result.committed <= before + work.tokens
 
 
 def _records(completion: Completion) -> tuple[CompletionRecord, ...]:
