@@ -40,8 +40,12 @@ async def read(stream: Stream, into: list[Delta]) -> None:
 
 async def retiring(rig: Rig) -> None:
     """Wait until a request's output is complete and its snapshot is not."""
+
+    def waits() -> bool:
+        return any(request.state is RequestState.RETIRING for request in rig.scheduler.residents)
+
     with anyio.fail_after(5):
-        while not any(r.state is RequestState.RETIRING for r in rig.scheduler.residents):  # noqa: ASYNC110
+        while not waits():  # noqa: ASYNC110 - the scheduler is pure and signals nobody
             await anyio.sleep(0.001)
 
 
