@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import msgspec
+
 from flare.config.schema import Policy
 from flare.machines.durations import DurationTable
 from flare.machines.graph import GraphShape
@@ -35,21 +37,4 @@ def make_scheduler(
 
 def policy_row(policy: Policy) -> PolicyRow:
     """The coefficients that selection reads."""
-    return PolicyRow(
-        output_token_value=policy.output_token_value,
-        token_fairness=policy.token_fairness,
-        delivery_fairness=policy.delivery_fairness,
-        decode_age_price=policy.decode_age_price,
-        newcomer_share=policy.newcomer_share,
-        terminal_value=policy.terminal_value,
-        terminal_age_price=policy.terminal_age_price,
-        first_output_age_price=policy.first_output_age_price,
-        output_time_price=policy.output_time_price,
-        prompt_time_price=policy.prompt_time_price,
-        first_output_value=policy.first_output_value,
-        first_output_growth_ms=policy.first_output_growth_ms,
-        first_output_urgency=policy.first_output_urgency,
-        first_output_patience_ms=policy.first_output_patience_ms,
-        gap_price=policy.gap_price,
-        gap_stretch=policy.gap_stretch,
-    )
+    return msgspec.convert(policy, PolicyRow, from_attributes=True)

@@ -18,6 +18,8 @@ from .prices import log_scale_for
 from .selection.view import GraphRow, Phase, PolicyRow, QueuedFrame, RequestRow, View
 from .slot import FrameSlot
 
+LogPrices: TypeAlias = tuple[float | None, float | None]
+
 QueuedOutputs: TypeAlias = dict[RequestHandle, tuple[int, int | None]]
 """By handle: output tokens in flight, and the expected finish of the last frame that delivers to it (None: none)."""
 
@@ -49,7 +51,8 @@ def take_view(
     ends = [frame.submit.expected_finish_ns for frame in frames if frame.submit is not None]
     planning_ns = max([now_ns, *ends])
     queued = queued_outputs(frames)
-    logs = accounting.projected(requests, frames)
+    projected = accounting.projected(requests, frames)
+    logs = [_paid(pair, request, policy) for request, pair in zip(requests, projected, strict=True)]
     log_scale = log_scale_for([log for pair in logs for log in pair if log is not None])
     rows = []
     for request, (log_token, log_delivery) in zip(requests, logs, strict=True):
@@ -94,6 +97,17 @@ def take_view(
         queued_tokens=queued_tokens,
         refresh_funded=refresh_funded,
     )
+
+
+def _paid(logs: LogPrices, request: Request, policy: PolicyRow) -> LogPrices:
+    """The (token, delivery) log prices that the decision pays for. Any other is that of 1: it may have grown beyond all
+    that has a value, and would scale it away."""
+    token, delivery = logs
+    if request.terminal or policy.token_fairness == 0.0:
+        token = None if token is None else 0.0
+    if request.terminal or policy.delivery_fairness == 0.0:
+        delivery = None if delivery is None else 0.0
+    return token, delivery
 
 
 def _since_ns(request: Request, phase: Phase, delivered_ns: int | None) -> int:

@@ -28,9 +28,6 @@ class IllegalTransition(RuntimeError):
 
     def __init__(self, machine: str, state: State, event: object) -> None:
         super().__init__(f"{machine}: no transition from {state.value} on {type(event).__name__}")
-        self.machine = machine
-        self.state = state
-        self.event = event
 
 
 def next_state(machine: str, table: Transitions[S], state: S, event: object) -> S:

@@ -243,7 +243,7 @@ class Engine:
         if self._scheduler.retires:
             delta = job.hold_finish(delta)
         job.stream.push(delta)
-        if delta.text:
+        if job.published(delta):
             self.execute(self._scheduler.apply(Published(job.id, fence), now_ns), (), now_ns)
         if stopped and ended is None:
             self.execute(self._scheduler.apply(HostStop(job.id), now_ns), (), now_ns)

@@ -22,6 +22,11 @@ from flare.tokens.assembler import TextAssembler
 
 from .stream import Stream
 
+SILENT_MAX = 8
+"""Deltas in a row that may have no text, held back for a stop string or of tokens that have none, before they count as
+visible. Else a request that is served in vain, as long as it likes, would look like one that nobody serves, and outbid
+all others (docs/scheduling.md, "Prices")."""
+
 
 class Job:
     """One accepted request on the host."""
@@ -41,6 +46,7 @@ class Job:
         "last_at_ns",
         "produced",
         "request",
+        "silent",
         "stream",
     )
 
@@ -58,7 +64,7 @@ class Job:
         self.stream = stream
         self.arrived_at_ns = arrived_at_ns
         self.admitted_at_ns = self.first_at_ns = self.last_at_ns = 0
-        self.produced = 0
+        self.produced = self.silent = 0
         self.finish: Delta | None = None
         self._assembler = assembler
         self._prompt: NDArray[np.int32] = np.array(request.prompt, dtype=np.int32)
@@ -166,6 +172,11 @@ class Job:
             ScoredToken(token, score.logprob, score.top)
             for token, score in zip(result.tokens, result.scores, strict=True)
         )
+
+    def published(self, delta: Delta) -> bool:
+        """Whether a delta counts as visible text: it has some, or as many deltas in a row as are let pass had none."""
+        self.silent = 0 if delta.text else self.silent + 1
+        return self.silent == 0 or self.silent > SILENT_MAX
 
     def _take_prompt_scores(self, scores: tuple[TokenScore, ...]) -> None:
         if not self._prompt_scores:

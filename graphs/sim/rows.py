@@ -57,11 +57,6 @@ class SimRows:
             row.progress = progress
         return tuple([result for _, result in steps])
 
-    def committed(self, handle: RequestHandle) -> int:
-        """Context tokens of a generation after all frames that have been run; 0 if it does not stand in its slot."""
-        row = self._rows[handle.slot]
-        return row.progress.committed if row is not None and row.handle == handle else 0
-
     def _run_stages(self, frame: Frame, rows: list[Row]) -> tuple[LaneResult, ...]:
         kind, lanes = frame.shape.kind, frame.lanes
         changes = [

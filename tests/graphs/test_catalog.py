@@ -34,15 +34,15 @@ def test_slots_out_of_range_are_refused(slots: int) -> None:
 
 def test_decode_batches_go_through_the_padded_concurrency() -> None:
     assert names(12, 64)[:5] == ["decode/b1", "decode/b2", "decode/b4", "decode/b8", "decode/b16"]
-    assert names(12, 64)[5:] == ["prefill/t64", "scored_prefill/t64"]
-    assert names(1, 64) == ["decode/b1", "prefill/t64", "scored_prefill/t64"]
+    assert names(12, 64)[5:] == ["prefill/t16", "prefill/t64", "scored_prefill/t16", "scored_prefill/t64"]
+    assert names(1, 16) == ["decode/b1", "prefill/t16", "scored_prefill/t16"]
     assert "decode/b64" in names(33, 64)
 
 
-def test_prefill_capacities_are_powers_of_two_through_the_maximum() -> None:
+def test_prefill_capacities_go_through_the_maximum() -> None:
     catalog = build_catalog(CPU, 16, 512)
     for kind in ("prefill", "scored_prefill"):
-        assert [shape.prefill_tokens for shape in catalog if shape.kind == kind] == [64, 128, 256, 512]
+        assert [shape.prefill_tokens for shape in catalog if shape.kind == kind] == [16, 64, 128, 256, 512]
     assert len(set(catalog)) == len(catalog)
 
 

@@ -36,8 +36,20 @@ STAGED = (*CATALOG, INITIALIZE, RESTORE, VISION, SNAPSHOT, RETIRE, RESUME)
 ROUND = rectangular(GraphKind.SPECULATIVE, 4, 4)
 MIXED = GraphShape(GraphKind.MIXED, 4, 16, 2)
 WIDE_MIXED = rectangular(GraphKind.MIXED, 4, 2, 16, 1)
-COSTS_MS = {SMALL_DECODE: 5, DECODE: 10, PREFILL: 20, SCORED: 25, ROUND: 15, MIXED: 30, WIDE_MIXED: 35}
-COSTS_MS |= dict.fromkeys(STAGED[len(CATALOG) :], 4)
+NARROW = GraphShape(GraphKind.SPECULATIVE, 4, width=4, draft_depth=2, packed_targets=16, drafts=True)
+PAIR = GraphShape(GraphKind.PREFILL, 2, 16)
+COSTS_MS = {
+    SMALL_DECODE: 5,
+    DECODE: 10,
+    PREFILL: 20,
+    SCORED: 25,
+    ROUND: 15,
+    NARROW: 13,
+    MIXED: 30,
+    WIDE_MIXED: 35,
+    PAIR: 25,
+    **dict.fromkeys(STAGED[len(CATALOG) :], 4),
+}
 TTL_NS = 1_000 * MS
 ADAPTATION_MS = 100.0
 SHARE = 8.0

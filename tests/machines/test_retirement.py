@@ -124,6 +124,18 @@ def test_a_retiring_request_is_no_participant() -> None:
     assert rig.scheduler.waiting.service("a") == 8 + 2 * 2 + 8 + 2 * 2
 
 
+def test_a_stop_of_a_request_without_output_changes_nothing() -> None:
+    """Whether it waits for a slot, for a stage or for the rest of its prompt: nothing could have stopped it."""
+    rig = Rig(catalog=STAGED, slots=2)
+    prefilling, preparing, queued = rig.arrive(12), rig.arrive(initialize=True), rig.arrive()
+    rig.run(prefill(prefilling, 4))
+    requests = (prefilling, preparing, queued)
+    states = [request.state for request in requests]
+    assert states == [RequestState.PREFILLING, RequestState.PREPARING, RequestState.QUEUED]
+    assert [rig.scheduler.apply(HostStop(request.id), rig.now_ns) for request in requests] == [[], [], []]
+    assert [request.state for request in requests] == states
+
+
 @pytest.mark.parametrize("in_flight", [False, True])
 def test_a_stop_string_leads_to_retirement_too(in_flight: bool) -> None:
     rig = Rig(catalog=STAGED)

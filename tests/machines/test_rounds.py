@@ -8,16 +8,17 @@ from msgspec.structs import replace
 from flare.machines.commitment import CommitRefused
 from flare.machines.events import CompletionRecord, Effect, HostStop, RequestLost
 from flare.machines.execution import Request
-from flare.machines.graph import GraphKind, GraphShape, rectangular
+from flare.machines.graph import GraphShape
 from flare.machines.lifecycle import RequestState
 from flare.machines.request import EndReason
 from flare.machines.selection.view import Plan
 
 from .rig import (
     CATALOG,
-    COSTS_MS,
     MIXED,
     MS,
+    NARROW,
+    PAIR,
     PREFILL,
     ROUND,
     WIDE_MIXED,
@@ -31,9 +32,6 @@ from .test_accounting import charged, close, token_price
 from .test_snapshot import row
 
 WIDE = (*CATALOG, ROUND, MIXED, WIDE_MIXED)
-NARROW = GraphShape(GraphKind.SPECULATIVE, 4, width=4, draft_depth=2, packed_targets=16, drafts=True)
-PAIR = GraphShape(GraphKind.PREFILL, 2, 16)
-COSTS_MS |= {NARROW: 13, PAIR: 25}
 
 
 def round_of(request: Request, targets: int, shape: GraphShape = ROUND, expected: float | None = None) -> Plan:
@@ -227,4 +225,3 @@ def test_rounds_may_overlap_and_mixed_frames_may_not() -> None:
     rig.complete(after_ms=15)
     with pytest.raises(CommitRefused, match="needs completion feedback"):
         rig.commit(plan_of(MIXED, decode_lane(first)))
-    assert rectangular(GraphKind.SPECULATIVE, 4, 4) == ROUND

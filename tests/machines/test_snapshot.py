@@ -11,9 +11,9 @@ from flare.machines.events import CancelRequest, HostStop, Published
 from flare.machines.execution import Request
 from flare.machines.ids import Fence
 from flare.machines.selection.select import select
-from flare.machines.selection.view import Phase, RequestRow, View
+from flare.machines.selection.view import Phase, PolicyRow, RequestRow, View
 
-from .rig import ADAPTATION_MS, DECODE, MS, PREFILL, SMALL_DECODE, TTL_NS, Rig, decode, prefill
+from .rig import ADAPTATION_MS, DECODE, MS, PREFILL, SMALL_DECODE, STAGED, TTL_NS, Rig, decode, prefill
 from .test_accounting import charged, close, delivery_price, token_price
 
 
@@ -117,6 +117,38 @@ def test_a_stream_whose_text_is_withheld_ages_on() -> None:
     assert row(rig.scheduler.view(rig.now_ns), first).age_ms == (rig.now_ns - begin_ns) / MS == 17
     rig.scheduler.apply(Published(first.id, Fence(2)), rig.now_ns)
     assert row(rig.scheduler.view(rig.now_ns), first).age_ms == 0
+
+
+@pytest.mark.parametrize(
+    ("policy", "unpaid"),
+    [
+        (PolicyRow(64.0, 0.0, 4.0, 0.1, 8.0), ("log_token",)),
+        (PolicyRow(64.0, 16.0, 0.0, 0.1, 8.0), ("log_delivery",)),
+        (PolicyRow(64.0, 16.0, 4.0, 0.1, 8.0), ()),
+    ],
+)
+def test_a_price_that_nothing_pays_for_scales_nothing(policy: PolicyRow, unpaid: tuple[str, ...]) -> None:
+    """It grows without bound all the same; beside it every value would be 0, and all candidates would tie."""
+    rig = Rig()
+    first, _ = rig.decoding(2)
+    rig.scheduler.policy = policy
+    for name in unpaid:
+        setattr(first.prices, name, 5_000.0)
+    view = rig.scheduler.view(rig.now_ns)
+    assert (view.log_scale, view.value_scale) == (0.0, 1.0)
+    plan = select(view).plan
+    assert plan is not None and plan.score > 0.0
+    first.prices.log_token = first.prices.log_delivery = 5_000.0
+    assert rig.scheduler.view(rig.now_ns).log_scale == 4_800.0
+
+
+def test_a_terminal_request_scales_nothing() -> None:
+    rig = Rig(catalog=STAGED)
+    first, _ = rig.decoding(2)
+    rig.scheduler.apply(HostStop(first.id), rig.now_ns)
+    assert first.terminal
+    first.prices.log_token = first.prices.log_delivery = 5_000.0
+    assert rig.scheduler.view(rig.now_ns).log_scale == 0.0
 
 
 def test_the_age_of_a_stream_without_text_counts_from_its_first_token() -> None:

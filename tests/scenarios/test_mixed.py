@@ -67,13 +67,12 @@ def test_prompts_and_streams_go_on_together(costs: Costs, slots: int) -> None:
 
 def fits(shape: GraphShape, frame: Played) -> bool:
     """Whether a graph could do the work of a frame."""
-    prompts, decodes = parts(frame)
+    prompts, _ = parts(frame)
     return (
         (shape.kind, shape.width, shape.draft_depth) == (frame.kind, frame.shape.width, frame.shape.draft_depth)
         and shape.batch >= len(frame.plan.lanes)
         and shape.prefill_tokens >= frame.prompt_tokens
-        and shape.prompt_rows >= min(len(prompts), shape.prompt_rows)
-        and len(decodes) <= shape.batch
+        and shape.prompt_rows >= len(prompts)
     )
 
 

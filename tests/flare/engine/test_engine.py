@@ -10,10 +10,12 @@ import anyio
 import anyio.lowlevel
 import pytest
 
+from flare.engine.job import SILENT_MAX
 from flare.explain import logged_view
 from flare.graphs.device import DeviceLost
 from flare.graphs.frames import Sampling
 from flare.graphs.sim.timing import Fault, Faults, by_kind
+from flare.machines.events import Effect, Event, Published
 from flare.machines.graph import GraphKind
 from flare.machines.ids import Fence, RequestHandle
 from flare.machines.request import EndReason
@@ -81,6 +83,26 @@ async def test_a_named_stop_token_counts_and_has_no_text() -> None:
         assert "".join(delta.text for delta in deltas) == ""
         assert (deltas[-1].completion_tokens, deltas[-1].stop_reason) == (1, ord("#"))
         assert deltas[-1].offsets == (0,) and "#" not in text
+        await rig.settled()
+
+
+async def test_silence_that_no_service_ends_passes_for_visible_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tokens without text must not make a stream that is served look like one that is not."""
+    async with running() as rig:
+        published: list[Fence] = []
+        apply = rig.scheduler.apply
+
+        def noting(event: Event, now_ns: int) -> list[Effect]:
+            if isinstance(event, Published):
+                published.append(event.fence)
+            return apply(event, now_ns)
+
+        monkeypatch.setattr(rig.scheduler, "apply", noting)
+        forced = Sampling(temperature=0.0, logit_bias=((EOS, 100.0),))
+        (mute,) = rig.engine.submit([request(max_tokens=20, sampling=forced, ignore_eos=True)])
+        deltas = await collect(mute)
+        assert "".join(delta.text for delta in deltas) == ""
+        assert len(published) == 20 - SILENT_MAX
         await rig.settled()
 
 
