@@ -89,8 +89,8 @@ def _check_stage(request: Request, work: LaneWork, kind: GraphKind) -> None:
     elif request.stages[:1] != (kind,):
         stage = request.stages[0].value if request.stages else "none"
         raise CommitRefused(f"slot {work.slot} does not stand before {kind.value}: its stage is {stage}")
-    if work.start != request.consumed or work.tokens or work.emits or work.delivers:
-        raise CommitRefused(f"slot {work.slot} stands at prompt token {request.consumed}, and a stage gives no tokens")
+    if work.start != request.position or work.tokens or work.emits or work.delivers:
+        raise CommitRefused(f"slot {work.slot} stands at prompt token {request.position}, and a stage gives no tokens")
 
 
 def _check_decode(request: Request, work: LaneWork, shape: GraphShape, queued: QueuedOutputs) -> None:

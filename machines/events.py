@@ -112,8 +112,9 @@ class LedgerMoved(msgspec.Struct, frozen=True):
 
 
 class Dispatch(msgspec.Struct, frozen=True):
-    """One lane to submit. `pages` is given with the first frame of a generation, for its binding; `stage` in frames of
-    stage kinds."""
+    """One lane to submit. The `work` of a stage starts where the device's row stands, which a prefix that is yet to be
+    restored does not count for. `pages` is given with the first frame of a generation, for its binding; `stage` in
+    frames of stage kinds."""
 
     request: RequestId
     work: LaneWork

@@ -161,22 +161,27 @@ class Request:
         """Whether the restore that is due brings back a cached prefix, and not the state of an image window."""
         return self._entry[:1] == (GraphKind.RESTORE,)
 
+    @property
+    def position(self) -> int:
+        """Where its prompt goes on: at the end of a prefix that is yet to be restored, else where it has come to."""
+        return self.spec.restored_tokens if GraphKind.RESTORE in self._entry else self.consumed
+
     def boundary(self) -> int:
         """The prompt position that the next chunk may not cross (docs/scheduling.md, "Graphs")."""
         stop, system_end = self._stop(), self.spec.system_end
-        return min(stop, system_end) if self.consumed < system_end else stop
+        return min(stop, system_end) if self.position < system_end else stop
 
     def _stop(self) -> int:
         """The next position where something is due."""
         spec, window = self.spec, self.windows.next_start()
         stop = spec.prompt_tokens if window is None else window
-        later = bisect_right(spec.checkpoints, self.consumed)
+        later = bisect_right(spec.checkpoints, self.position)
         return min(stop, spec.checkpoints[later]) if later < len(spec.checkpoints) else stop
 
     def next_endpoint(self) -> int:
-        """The first message or prompt endpoint beyond what is consumed."""
+        """The first message or prompt endpoint beyond its position."""
         messages = self.spec.messages
-        later = bisect_right(messages, self.consumed)
+        later = bisect_right(messages, self.position)
         return messages[later] if later < len(messages) else self.spec.prompt_tokens
 
     def check(self) -> None:

@@ -10,6 +10,8 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 
+import msgspec
+
 from flare.config.schema import REQUEST_SLOTS_MAX
 
 from .acceptance import Prior
@@ -41,6 +43,7 @@ from .lifecycle import Dispatched
 from .pages import PagePool
 from .request import EndReason
 from .roster import Roster
+from .selection.board import Board
 from .selection.compiled import Compiled
 from .selection.reference import UNMEASURED, normalizers
 from .selection.view import Plan, PolicyRow, Reason, View
@@ -172,11 +175,14 @@ class Scheduler:
 
     def view(self, now_ns: int) -> View:
         """The frozen snapshot that a decision reads."""
+        return self._view(now_ns, self.residents)
+
+    def _view(self, now_ns: int, requests: Sequence[Request]) -> View:
         return take_view(
             now_ns,
             policy=self.policy,
             graphs=self.durations.rows(now_ns),
-            requests=[request for request in self.residents if request.runnable or request.terminal],
+            requests=[request for request in requests if request.runnable or request.terminal],
             frames=self._order,
             accounting=self.accounting,
             free_slots=self.free_slots,
@@ -231,13 +237,17 @@ class Scheduler:
             self._newcomers, self._newcomers_ns = [], now_ns
         self._newcomers += newcomers
         runnable = sum(request.runnable for request in self.residents)
-        self.accounting.start(self._newcomers, runnable, normalizers(self.view(now_ns), self.compiled))
+        view = self._view(now_ns, self._newcomers)
+        self.accounting.start(self._newcomers, runnable, normalizers(Board.of(view, self.compiled)))
 
     # Commit
 
-    def commit(self, plan: Plan, view: View, now_ns: int) -> list[Effect]:
+    def commit(self, plan: Plan, view: View, now_ns: int, board: Board | None = None) -> list[Effect]:
         """Commit and submit a plan that `select` chose from `view`. Raises `CommitRefused` if ownership, epochs,
-        stages, resources, feedback dependencies, freshness or credit no longer allow it; selection is not run again."""
+        stages, resources, feedback dependencies, freshness or credit no longer allow it; selection is not run again.
+
+        `board` is what `decide` read of the view; it is made here if not given.
+        """
         self._check_commit(plan, now_ns)
         self._newcomers = []
         frame = next(slot for slot in self.frames if slot.state is SlotState.FREE)
@@ -246,7 +256,9 @@ class Scheduler:
         dispatches = self._dispatches(plan)
         stages = tuple([dispatch.stage for dispatch in dispatches if dispatch.stage is not None])
         closes_window = self.durations.row(plan.shape, now_ns).runs_alone
-        commit = Commit(fence, plan, self._participants(plan, view), closes_window, stages)
+        if board is None:
+            board = Board.of(view, self.compiled)
+        commit = Commit(fence, plan, self._participants(plan, board), closes_window, stages)
         self._move_slot(frame, commit, effects)
         for dispatch in dispatches:
             self._roster.move(self.requests[dispatch.request], Dispatched(fence), effects)
@@ -265,12 +277,15 @@ class Scheduler:
         for work in plan.lanes:
             request = self._roster.slots[work.slot]
             assert request is not None
-            stage = stage_work(request, kind) if kind in STAGE_KINDS else None
+            stage = None
+            if kind in STAGE_KINDS:
+                # The device's row stands where it is until a prefix is restored.
+                stage, work = stage_work(request, kind), msgspec.structs.replace(work, start=request.consumed)
             dispatches.append(Dispatch(request.id, work, None if request.bound else request.pages, stage))
         return tuple(dispatches)
 
-    def _participants(self, plan: Plan, view: View) -> tuple[Participant, ...]:
-        works, measured = {work.slot: work for work in plan.lanes}, normalizers(view, self.compiled)
+    def _participants(self, plan: Plan, board: Board) -> tuple[Participant, ...]:
+        works, measured = {work.slot: work for work in plan.lanes}, normalizers(board)
         participants = []
         for slot, request in enumerate(self._roster.slots):
             if request is None or not request.runnable:

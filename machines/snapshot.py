@@ -65,7 +65,7 @@ def take_view(
                 slot=handle.slot,
                 generation=handle.generation,
                 phase=phase,
-                position=request.consumed,
+                position=request.position,
                 prompt_tokens=spec.prompt_tokens,
                 boundary=request.boundary(),
                 next_endpoint=request.next_endpoint(),
@@ -76,7 +76,7 @@ def take_view(
                 last_fence=request.last_fence,
                 needs_feedback=spec.needs_feedback,
                 stages=() if phase is Phase.TERMINAL else request.stages,
-                spans=tuple([span for span in spec.spans if span[1] > request.consumed]) if spec.spans else (),
+                spans=tuple([span for span in spec.spans if span[1] > request.position]) if spec.spans else (),
                 survival=() if acceptance is None else acceptance.survival,
                 scored_survival=() if acceptance is None else acceptance.scored_survival,
             )

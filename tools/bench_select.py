@@ -15,6 +15,7 @@ from typing import TypeVar
 
 import msgspec
 
+from flare.config.loader import load_policy
 from flare.machines.durations import DurationTable
 from flare.machines.events import Arrive, CompleteFrame, CompletionRecord, Deliver, Published
 from flare.machines.graph import STAGE_KINDS, GraphKind, GraphShape, rectangular
@@ -22,11 +23,13 @@ from flare.machines.ids import RequestHandle, RequestId
 from flare.machines.pages import PagePool
 from flare.machines.request import RequestSpec
 from flare.machines.scheduler import Scheduler
+from flare.machines.selection.board import Board
 from flare.machines.selection.compiled import Compiled
 from flare.machines.selection.reference import normalizers
-from flare.machines.selection.select import select
+from flare.machines.selection.select import decide, select
 from flare.machines.selection.view import GraphRow, LaneWork, Phase, PolicyRow, RequestRow, View
 from flare.machines.waiting import WaitingQueue
+from flare.scheduling import policy_row
 
 _SECOND_NS = 1_000_000_000
 _Result = TypeVar("_Result")
@@ -180,13 +183,14 @@ def _steps(rounds: int) -> None:
     for number in range(64):
         spec = RequestSpec(client="one", prompt_tokens=64, max_tokens=32 * rounds)
         scheduler.apply(Arrive(RequestId(number), spec), 0)
-    parts: dict[str, list[float]] = {"view": [], "select": [], "commit": [], "completion": []}
+    parts: dict[str, list[float]] = {"view": [], "board": [], "decide": [], "commit": [], "completion": []}
     now_ns = 0
     for _ in range(rounds):
         view = _timed(parts["view"], partial(scheduler.view, now_ns))
-        plan = _timed(parts["select"], partial(select, view, scheduler.compiled)).plan
+        board = _timed(parts["board"], partial(Board.of, view, scheduler.compiled))
+        plan = _timed(parts["decide"], partial(decide, board)).plan
         assert plan is not None, "64 requests always have something to do"
-        _timed(parts["commit"], partial(scheduler.commit, plan, view, now_ns))
+        _timed(parts["commit"], partial(scheduler.commit, plan, view, now_ns, board))
         now_ns += plan.duration_ns
         records = tuple([_record(scheduler, lane) for lane in plan.lanes])
         commit = scheduler.in_flight[0].commit
@@ -207,19 +211,21 @@ def main() -> None:
     rounds = parser.parse_args().rounds
     busy, mixed = _plain(64, 0), _plain(40, 24)
     full = _full(PolicyRow(64.0, 16.0, 4.0, 0.1, 8.0))
+    people = _full(policy_row(load_policy("interactive")))
     waiting = _full(PolicyRow(64.0, 16.0, 4.0, 0.3, 8.0, first_output_age_price=0.1))
     for name, view in (
         ("64 decoding, 60 graphs", busy),
         ("40 decoding + 24 prefilling, 60 graphs", mixed),
         ("24 + 8 + 2 terminal + 30 blocked, 150 graphs", full),
         ("the same, first outputs priced", waiting),
+        ("the same, interactive policy", people),
     ):
         compiled = Compiled.of([row.shape for row in view.graphs])
         _measure(f"select: {name}", partial(select, view, compiled), rounds)
     _measure("select and explain: 40 + 24", lambda: select(mixed, explain=True), rounds // 10)
     for name, view in (("40 + 24", mixed), ("24 + 8 + 2 + 30", full)):
         compiled = Compiled.of([row.shape for row in view.graphs])
-        _measure(f"normalizers: {name}", partial(normalizers, view, compiled), rounds)
+        _measure(f"normalizers: {name}", partial(normalizers, Board.of(view, compiled)), rounds)
     _steps(rounds)
     encode, decode = msgspec.json.encode, msgspec.json.Decoder(View).decode
     _measure("view to JSON and back: 40 + 24", lambda: decode(encode(mixed)), rounds // 4)

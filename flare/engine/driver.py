@@ -14,7 +14,8 @@ from typing import Protocol
 from flare.graphs.frames import Completion, Frame, LaneInput, LaneResult
 from flare.machines.events import CompleteFrame, CompletionRecord, Dispatch, Effect, SubmitFrame
 from flare.machines.scheduler import Scheduler
-from flare.machines.selection.select import select
+from flare.machines.selection.board import Board
+from flare.machines.selection.select import decide
 from flare.machines.selection.view import Plan, View
 
 
@@ -53,14 +54,15 @@ class Driver:
             self._host.execute(self._scheduler.apply(event, now_ns), completion.results, now_ns)
         while self._scheduler.accepts and self._scheduler.has_runnable:
             view = self._scheduler.view(now_ns)
-            decision = select(view, self._scheduler.compiled)
+            board = Board.of(view, self._scheduler.compiled)
+            decision = decide(board)
             if decision.plan is None:
                 break
-            self._commit(decision.plan, view, now_ns)
+            self._commit(decision.plan, board, now_ns)
 
-    def _commit(self, plan: Plan, view: View, now_ns: int) -> None:
-        effects = self._scheduler.commit(plan, view, now_ns)
-        self._host.committed(effects, view, now_ns)
+    def _commit(self, plan: Plan, board: Board, now_ns: int) -> None:
+        effects = self._scheduler.commit(plan, board.view, now_ns, board)
+        self._host.committed(effects, board.view, now_ns)
         for effect in effects:
             if isinstance(effect, SubmitFrame):
                 lanes = tuple([self._host.lane(dispatch) for dispatch in effect.lanes])

@@ -7,7 +7,6 @@ enables is known; only one with more is priced by its own way (`chains`).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from ..graph import SNAPSHOT_KINDS, GraphKind
@@ -31,8 +30,7 @@ class Before(NamedTuple):
 NOBODY = Before([], [], [])
 
 
-@dataclass(frozen=True, slots=True)
-class Blocked:
+class Blocked(NamedTuple):
     """The rows of a board that stage graphs serve. `counts` says how many rows a kind has anything to do for."""
 
     board: Board

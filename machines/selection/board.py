@@ -7,8 +7,7 @@ behind stages is priced as well, since a prerequisite may be chosen for what it 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from operator import attrgetter
+from typing import NamedTuple
 
 import numpy as np
 
@@ -16,39 +15,38 @@ from .cohort import Ranking, rank
 from .compiled import Compiled
 from .gaps import Gaps
 from .interval import reference_interval
-from .lanes import NS_PER_MS, Floats, Scaled, serving_place
+from .lanes import Floats, Scaled, serving_place
 from .packing import PromptCohorts, prompt_cohorts
 from .prompt import Prompts, prompts_of
 from .streams import Streams, streams_of
+from .times import Times
 from .view import Phase, RequestRow, View
-
-_duration_ns = attrgetter("duration_ns")
 
 # Members of an enumeration are slow to look up.
 DECODE, TERMINAL, PREFILL = Phase.DECODE, Phase.TERMINAL, Phase.PREFILL
 
 
-@dataclass(frozen=True, slots=True)
-class Board:
+class Board(NamedTuple):
     """One view, ready for every pool.
 
-    `duration_ms` [G] is that of all graphs in the view's order, 0 where unknown. `age_bearing` is K, `waiting_price`
-    the sum of c over all that wait, scaled; `first_waiting` is n_w. `urgency` is c * sigma of a ready stream, 0.0
-    without sigma. `best` ranks the ready streams for measured graphs, `plain` by service alone for unknown ones.
+    `age_bearing` is K, `waiting_price` the sum of c over all that wait, scaled; `first_waiting` is n_w. `sigma_ms` is
+    the reference interval of a ready stream, None if not measured, and `urgency` c * sigma, 0.0 without. `best` ranks
+    the ready streams for measured graphs, `plain` by service alone for unknown ones.
     `gap_cost` [G] is what `gaps` charge each graph, 0 where unknown; both are None where gaps have no price.
     """
 
     view: View
     compiled: Compiled
     scaled: Scaled
-    duration_ms: Floats
+    times: Times
     streams: Streams
     prompts: Prompts
     scored: Prompts
-    terminals: tuple[RequestRow, ...]
+    terminals: list[RequestRow]
     age_bearing: int
     first_waiting: int
     waiting_price: float
+    sigma_ms: float | None
     urgency: float
     best: Ranking
     plain: Ranking
@@ -67,7 +65,7 @@ class Board:
             compiled = Compiled.of([row.shape for row in view.graphs])
         if len(compiled.shapes) != len(view.graphs):
             raise ValueError(f"a catalog of {len(compiled.shapes)} graphs for a view of {len(view.graphs)}")
-        duration_ms = np.fromiter(map(_duration_ns, view.graphs), np.float64, len(view.graphs)) / NS_PER_MS
+        times = Times.of(compiled, view.graphs)
         # Ready ones first, blocked ones second.
         decoding: tuple[list[RequestRow], list[RequestRow]] = ([], [])
         prompting: tuple[list[RequestRow], list[RequestRow]] = ([], [])
@@ -86,35 +84,38 @@ class Board:
                 if row.position < row.boundary:
                     (prompting if phase is PREFILL else scoring)[1 if row.stages else 0].append(row)
         scaled = Scaled.of(view, len(view.requests) - len(terminals))
-        streams = streams_of(compiled, duration_ms, scaled, *decoding)
-        prompts = prompts_of(compiled.capacities, compiled.prompts, duration_ms, scaled, waiting, *prompting)
-        scored = prompts_of(compiled.capacities, compiled.scored, duration_ms, scaled, waiting, *scoring)
-        age_bearing, rounds, ready = len(streams.rows) + len(terminals), compiled.rounds, streams.ready
-        sigma_ms = reference_interval(duration_ms[rounds.index], rounds.batch, ready, age_bearing)
+        streams = streams_of(compiled.widths, times.rounds, scaled, *decoding)
+        prompts = prompts_of(compiled.capacities, times.prompts, scaled, waiting, *prompting)
+        scored = prompts_of(compiled.capacities, times.scored, scaled, waiting, *scoring)
+        age_bearing, ready = len(streams.rows) + len(terminals), streams.ready
+        sigma_ms = reference_interval(times.rounds.ms, compiled.rounds.batch, ready, age_bearing)
         urgency = scaled.decode_age_price * (sigma_ms or 0.0)
         service, age_ms = streams.service[:, :ready], streams.age_ms[:ready]
         best = rank(service, np.full(ready, urgency), age_ms)
-        known = bool(duration_ms.all())
         gaps = Gaps.of(scaled, sigma_ms, age_bearing, streams.age_ms)
+        gap_cost = None if gaps is None else gaps.cost(times.ms)
+        if gap_cost is not None and not times.known:
+            gap_cost[times.ms == 0.0] = 0.0
         return Board(
             view,
             compiled,
             scaled,
-            duration_ms,
+            times,
             streams,
             prompts,
             scored,
-            tuple(terminals),
+            terminals,
             age_bearing,
             waiting,
             scaled.decode_age_price * len(streams.rows)
             + scaled.terminal_age_price * len(terminals)
             + scaled.first_output_age_price * waiting,
+            sigma_ms,
             urgency,
             best,
-            best if known or urgency == 0.0 else rank(service, np.zeros(ready), age_ms),
+            best if times.known or urgency == 0.0 else rank(service, np.zeros(ready), age_ms),
             prompt_cohorts(prompts, compiled.capacities, compiled.prompts.rows_max),
             prompt_cohorts(scored, compiled.capacities, compiled.scored.rows_max),
             gaps,
-            None if gaps is None else np.where(duration_ms > 0.0, gaps.cost(duration_ms), 0.0),
+            gap_cost,
         )

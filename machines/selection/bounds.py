@@ -7,7 +7,9 @@ row and by what redundancy bars, and never too low.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from itertools import accumulate
+from typing import NamedTuple
 
 import numpy as np
 
@@ -16,87 +18,93 @@ from .blocked import Before, Blocked
 from .board import Board
 from .cohort import Ranking, rank
 from .compiled import Companion
-from .lanes import Floats, Ints
+from .lanes import Bools, Floats
 from .prompt import Prompts
 
 ROUNDING = 1e-12
 """By how much sums in another order may differ, relative to the two sides of a score."""
 
+PREREQUISITES = (GraphKind.INITIALIZE, GraphKind.RESTORE, GraphKind.VISION, GraphKind.SNAPSHOT, GraphKind.RESUME)
+
 NO_LANES = rank(np.zeros((1, 0)), np.zeros(0), np.zeros(0))
 
 
-@dataclass(frozen=True, slots=True)
-class Shared:
-    """What the pairs of all prerequisites have in common: the sequels [s] with their ready lanes alone, worth `base +
-    slope * H`.
+class Prerequisite(NamedTuple):
+    """One kind of first graph: those that have it as their only stage left, and whom else it serves.
 
-    `aged`: for pairs of measured graphs; else for those with an unknown one, which rank by priced service alone.
-    """
-
-    aged: bool
-    known: bool
-    following_ms: Floats
-    ready: Ranking
-    base: Floats
-    slope: Floats
-
-    @staticmethod
-    def of(board: Board, *, aged: bool) -> Shared:
-        """The sequels of the board's catalog."""
-        sequels, streams = board.compiled.sequels, board.streams.ready
-        ready = board.best if aged else board.plain
-        lanes = np.minimum(sequels.rooms, streams)
-        return Shared(
-            aged,
-            bool(board.duration_ms.all()),
-            board.duration_ms.take(sequels.index),
-            ready,
-            (ready.service + ready.aged).take(sequels.width_at * (streams + 1) + lanes),
-            ready.urgency[0].take(lanes),
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class Prerequisite:
-    """One kind of first graph [f]: those that have it as their only stage left, whom else it serves, and a bound [f, s]
-    on every pair.
-
-    `graphs` are places in the view's graphs. `newly` ranks the streams that become ready, `terminals` the rows that
-    retire. The sequels begin at `start`. A bound is -inf where there is no pair; rounding may have lowered it by
-    `ROUNDING` of its size and of `cost_max`, the greatest waiting cost.
+    `newly` ranks the streams that become ready, `terminals` the rows that retire.
     """
 
     kind: GraphKind
     before: Before
-    graphs: list[int]
     newly: Ranking
     terminals: Ranking
+
+    @staticmethod
+    def of(blocked: Blocked, kind: GraphKind, *, aged: bool) -> Prerequisite:
+        """Rank the lanes of a kind; by their service alone unless `aged`."""
+        before, count = blocked.before[kind], blocked.retiring(kind)
+        newly = _newly(blocked, kind, before, aged=aged) if before.streams else NO_LANES
+        return Prerequisite(kind, before, newly, _terminals(blocked, count, aged=aged) if count else NO_LANES)
+
+
+class Bounds(NamedTuple):
+    """All pairs of first graphs [f] and sequels [s], each with a bound on its score.
+
+    `aged`: pairs of measured graphs; else those with an unknown one, which rank by priced service alone. `firsts` are
+    places in the view's graphs, with what each is a prerequisite of; the sequels begin at `start`. `ready` ranks the
+    lanes that are ready anyway. A bound is -inf where there is no pair; rounding may have lowered it by `ROUNDING` of
+    its size and of `cost_max`, the greatest waiting cost.
+    """
+
+    aged: bool
+    ready: Ranking
+    firsts: list[tuple[Prerequisite, int]]
     start: int
     bound: Floats
     cost_max: float
 
     @staticmethod
-    def of(blocked: Blocked, shared: Shared, kind: GraphKind, graphs: list[int]) -> Prerequisite:
-        """Bound the pairs that begin with `graphs`, which are of one kind; at least one."""
-        board, before = blocked.board, blocked.before[kind]
-        part, first_ms = _part(board, before), board.duration_ms[graphs]
-        following_ms, base, slope = shared.following_ms[part], shared.base[part], shared.slope[part]
-        newly = terminals = NO_LANES
-        until_ms = following_ms + max(first_ms.tolist())
-        base = base + _prompts(board, before, part, until_ms, aged=shared.aged)
-        if before.streams:
-            newly = _newly(blocked, kind, before, aged=shared.aged)
-            base, slope = _with_newly(board, before, newly, graphs, part, base, slope)
-        if count := blocked.retiring(kind):
-            terminals = _terminals(blocked, count, aged=shared.aged)
-            price = 0.5 * board.scaled.terminal_age_price if shared.aged else 0.0
-            worth = terminals.service[0, -1] + terminals.aged[0, -1] + terminals.urgency[0, -1] * until_ms
-            base = base + worth + count * price * (until_ms * until_ms)
-        bound, cost_max = _scores(board, shared, base, slope, first_ms[:, None], following_ms)
-        return Prerequisite(kind, before, graphs, newly, terminals, part.start, bound, cost_max)
+    def of(blocked: Blocked, *, aged: bool, fastest: bool, only: int | None) -> Bounds | None:
+        """Bound the pairs of a board; None without any. See `_first_graphs` for `fastest`; `only` admits a single first
+        graph."""
+        parts: list[tuple[Prerequisite, list[int]]] = []
+        for kind in PREREQUISITES:
+            if kind in blocked.before:
+                graphs = [g for g in _first_graphs(blocked, kind, fastest=fastest) if only is None or g == only]
+                if graphs:
+                    parts.append((Prerequisite.of(blocked, kind, aged=aged), graphs))
+        if not parts:
+            return None
+        board, sequels = blocked.board, blocked.board.compiled.sequels
+        part, ready = _part(board, [one.before for one, _ in parts]), board.best if aged else board.plain
+        firsts = [(one, graph) for one, graphs in parts for graph in graphs]
+        first_ms = board.times.ms.take([graph for _, graph in firsts])[:, None]
+        following_ms = board.times.ms.take(sequels.index[part])
+        horizon_ms = first_ms + following_ms
+        lanes = np.minimum(sequels.rooms[part], board.streams.ready)
+        beside = (ready.service + ready.aged).take(sequels.width_at[part] * ready.service.shape[1] + lanes)
+        base, slope = _prompts(board, [one.before for one, _ in parts], part, aged=aged)
+        counts, start = [len(graphs) for _, graphs in parts], 0
+        base = np.repeat(base + beside, counts, axis=0)
+        slope = np.repeat(slope + ready.urgency[0].take(lanes), counts, axis=0)
+        for one, graphs in parts:
+            here = slice(start, start + len(graphs))
+            if one.before.streams:
+                _add_newly(board, one, graphs, part, base[here], slope[here])
+            if one.terminals is not NO_LANES:
+                _add_terminals(board, one.terminals, horizon_ms[here], base[here], slope[here], aged=aged)
+            start += len(graphs)
+        bound, cost_max = _scores(board, base, slope, horizon_ms, (first_ms > 0.0) & (following_ms > 0.0), aged=aged)
+        return Bounds(aged, ready, firsts, part.start, bound, cost_max)
+
+    def cell(self, place: int) -> tuple[Prerequisite, int, int]:
+        """The prerequisite, the first graph and the sequel of a place among all bounds."""
+        first, sequel = divmod(place, self.bound.shape[1])
+        return *self.firsts[first], self.start + sequel
 
 
-def first_graphs(blocked: Blocked, kind: GraphKind, *, fastest: bool) -> list[int]:
+def _first_graphs(blocked: Blocked, kind: GraphKind, *, fastest: bool) -> list[int]:
     """Places in the view of the graphs of a kind, without those that a smaller one makes redundant. Where all that they
     can do is to enable one prompt, which each has the row for, the `fastest` of them."""
     board, count, before = blocked.board, blocked.counts[kind], blocked.before[kind]
@@ -105,17 +113,18 @@ def first_graphs(blocked: Blocked, kind: GraphKind, *, fastest: bool) -> list[in
     graphs = [place for place, batch in zip(shapes.index.tolist(), below, strict=True) if batch < count]
     if not fastest or before.streams or blocked.retiring(kind):
         return graphs
-    times = board.duration_ms[graphs].tolist()
+    times = board.times.ms.take(graphs).tolist()
     least_ms = min([ms for ms in times if ms > 0.0], default=0.0)
     return [place for place, ms in zip(graphs, times, strict=True) if ms == least_ms]
 
 
-def _part(board: Board, before: Before) -> slice:
+def _part(board: Board, before: Sequence[Before]) -> slice:
     """The sequels that rows of these phases can have any part in."""
-    sequels = board.compiled.sequels
-    start = 0 if before.streams else sequels.first[Companion.PROMPT]
-    stop = len(sequels.index) if before.scored else sequels.first[Companion.SCORED_PROMPT]
-    return slice(start, stop if before.prompts or before.scored else sequels.first[Companion.PROMPT])
+    first = board.compiled.sequels.first
+    start = 0 if any(rows.streams for rows in before) else first[Companion.PROMPT]
+    if any(rows.scored for rows in before):
+        return slice(start, None)
+    return slice(start, first[Companion.SCORED_PROMPT if any(rows.prompts for rows in before) else Companion.PROMPT])
 
 
 def _newly(blocked: Blocked, kind: GraphKind, before: Before, *, aged: bool) -> Ranking:
@@ -130,61 +139,69 @@ def _terminals(blocked: Blocked, count: int, *, aged: bool) -> Ranking:
     return rank(np.full((1, count), blocked.board.scaled.terminal_value), np.full(count, urgency), age_ms)
 
 
-def _with_newly(
-    board: Board, before: Before, newly: Ranking, graphs: list[int], part: slice, base: Floats, slope: Floats
-) -> tuple[Floats, Floats]:
-    """`base` and `slope` [f, s] with as many newly ready streams as fit."""
-    sequels, count = board.compiled.sequels, len(before.streams)
+def _add_newly(
+    board: Board, one: Prerequisite, graphs: Sequence[int], part: slice, base: Floats, slope: Floats
+) -> None:
+    """Add to `base` and `slope` [f, s] as many newly ready streams as fit."""
+    sequels, count = board.compiled.sequels, len(one.before.streams)
     batch = np.array([board.compiled.shapes[place].batch for place in graphs])[:, None]
     lanes = np.minimum(batch - sequels.enabled[part], np.minimum(sequels.rooms[part], count))
-    base = base + (newly.service + newly.aged).take(sequels.width_at[part] * (count + 1) + lanes)
-    return base, slope + newly.urgency[0].take(lanes)
+    base += (one.newly.service + one.newly.aged).take(sequels.width_at[part] * (count + 1) + lanes)
+    slope += one.newly.urgency[0].take(lanes)
 
 
-def _prompts(board: Board, before: Before, part: slice, until_ms: Floats, *, aged: bool) -> Floats:
-    """A bound [s] on the prompt lane of every sequel of `part` at `until_ms` [s]; 0 for rounds, -inf where there is no
-    row for it."""
+def _add_terminals(
+    board: Board, terminals: Ranking, horizon_ms: Floats, base: Floats, slope: Floats, *, aged: bool
+) -> None:
+    """Add to `base` and `slope` [f, s] all rows that retire, at the end of both graphs."""
+    base += terminals.service[0, -1] + terminals.aged[0, -1]
+    if aged:
+        price = 0.5 * board.scaled.terminal_age_price * terminals.order.shape[1]
+        slope += terminals.urgency[0, -1] + price * horizon_ms
+
+
+def _prompts(board: Board, before: Sequence[Before], part: slice, *, aged: bool) -> tuple[Floats, Floats]:
+    """`base` and `slope` [k, s] of the best prompt lane of every sequel of `part`, for the rows `before` each stage: 0
+    for rounds, and a `base` of -inf where there is no row."""
     sequels = board.compiled.sequels
-    if part.start == sequels.first[Companion.PROMPT] and part.stop == sequels.first[Companion.SCORED_PROMPT]:
-        return _prompt(board.prompts, before.prompts, sequels.capacity_at[part], until_ms, aged=aged)
-    bounds, ends = np.zeros(len(until_ms)), (*sequels.first[1:], len(sequels.index))
-    companions: tuple[tuple[Companion, Prompts, list[int]], ...] = (
-        (Companion.READY_PROMPT, board.prompts, list(range(board.prompts.ready))),
-        (Companion.PROMPT, board.prompts, before.prompts),
-        (Companion.SCORED_PROMPT, board.scored, before.scored),
+    ends = (*sequels.first, len(sequels.index))
+    base, slope = np.full((len(before), ends[-1]), -np.inf), np.zeros((len(before), ends[-1]))
+    ready: Sequence[int] = range(board.prompts.ready)
+    companions: tuple[tuple[Companion, Prompts, list[Sequence[int]]], ...] = (
+        (Companion.READY_PROMPT, board.prompts, [ready if rows.streams else () for rows in before]),
+        (Companion.PROMPT, board.prompts, [rows.prompts for rows in before]),
+        (Companion.SCORED_PROMPT, board.scored, [rows.scored for rows in before]),
     )
-    for companion, prompts, rows in companions:
-        start, stop = max(sequels.first[companion], part.start), min(ends[companion], part.stop)
-        if start < stop:
-            here = slice(start - part.start, stop - part.start)
-            bounds[here] = _prompt(prompts, rows, sequels.capacity_at[start:stop], until_ms[here], aged=aged)
-    return bounds
-
-
-def _prompt(prompts: Prompts, rows: list[int], capacity_at: Ints, until_ms: Floats, *, aged: bool) -> Floats:
-    """The greatest worth [s] of one of `rows` in capacities [s] at `until_ms` [s]; -inf without rows."""
-    lanes = prompts.service[rows].take(capacity_at, axis=1)
-    if aged and prompts.urgency > 0.0:
-        tokens = prompts.tokens[rows].take(capacity_at, axis=1)
-        lanes += prompts.urgency * tokens * (prompts.age_ms[rows][:, None] + until_ms)
-    return np.asarray(lanes.max(axis=0, initial=-np.inf))
+    for place, rows in enumerate(before):
+        if rows.streams:
+            base[place, : ends[Companion.READY_PROMPT]] = 0.0
+    for companion, prompts, groups in companions:
+        places, here = [place for place, group in enumerate(groups) if group], slice(*ends[companion : companion + 2])
+        if places and here.start < here.stop:
+            members = [row for group in groups for row in group]
+            starts = [0, *accumulate([len(groups[place]) for place in places[:-1]])]
+            best, capacity_at = prompts.service.take(members, axis=0), sequels.capacity_at[here]
+            if aged and prompts.urgency > 0.0:
+                tokens = prompts.urgency * prompts.tokens.take(members, axis=0)
+                best += tokens * prompts.age_ms.take(members)[:, None]
+                slope[places, here] = np.maximum.reduceat(tokens, starts, axis=0).take(capacity_at, axis=1)
+            base[places, here] = np.maximum.reduceat(best, starts, axis=0).take(capacity_at, axis=1)
+    return base[:, part], slope[:, part]
 
 
 def _scores(
-    board: Board, shared: Shared, base: Floats, slope: Floats, first_ms: Floats, following_ms: Floats
+    board: Board, base: Floats, slope: Floats, horizon_ms: Floats, known: Bools, *, aged: bool
 ) -> tuple[Floats, float]:
-    """The bounds [f, s] of lanes that are worth `base + slope * H` at most, and the greatest waiting cost."""
-    if not shared.aged:
-        known = (first_ms > 0.0) & (following_ms > 0.0)
+    """The bounds [f, s] of lanes that are worth `base + slope * H` at most, and the greatest waiting cost. `known`:
+    both graphs are measured."""
+    if not aged:
         return np.where(known, -np.inf, base), 0.0
-    horizon_ms = first_ms + following_ms
-    if not shared.known:
-        known = (first_ms > 0.0) & (following_ms > 0.0)
+    if not board.times.known:
         horizon_ms[~known] = 1.0
     cost = horizon_ms * (0.5 * board.waiting_price)
     bound = base / horizon_ms + slope - cost
     if board.gaps is not None:  # somewhat less than the cost: it may be so great that all else is rounding
         bound -= board.gaps.cost(horizon_ms) * (1.0 - ROUNDING)
-    if not shared.known:
+    if not board.times.known:
         bound[~known] = -np.inf
     return bound, float(cost.max(initial=0.0))

@@ -8,7 +8,7 @@ measured, it is taken to cost nothing. A row that has ended is a chain whose way
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -21,8 +21,7 @@ from .reference import StageTimes
 from .view import RequestRow
 
 
-@dataclass(frozen=True, slots=True)
-class Valued:
+class Valued(NamedTuple):
     """Rows [m] that have ended, or have at least two stages left after which a prepared graph can serve them; in
     serving order.
 
@@ -78,8 +77,8 @@ def valued_rows(board: Board, times: StageTimes, terminal_urgency: float) -> Val
     value = board.scaled.terminal_value
     parts: list[_Part] = [(row, value, 0.0, terminal_urgency, row.age_ms) for row in board.terminals]
     parts += _stream_chains(board, times)
-    parts += _prompt_chains(times, board.prompts, board.compiled.prompts, board.duration_ms)
-    parts += _prompt_chains(times, board.scored, board.compiled.scored, board.duration_ms)
+    parts += _prompt_chains(times, board.prompts, board.compiled.prompts, board.times.ms)
+    parts += _prompt_chains(times, board.scored, board.compiled.scored, board.times.ms)
     parts.sort(key=lambda part: serving_place(part[0]))
     columns = np.array([part[1:] for part in parts], np.float64).reshape(-1, 4).T
     return Valued(tuple([part[0] for part in parts]), *columns)
@@ -90,7 +89,7 @@ def _stream_chains(board: Board, times: StageTimes) -> list[_Part]:
     places = [place for place in range(streams.ready, len(streams.rows)) if len(streams.rows[place].stages) > 1]
     if not places or not len(shapes):
         return []
-    inferences = _inference(streams.service.T[places].take(shapes.width_at, axis=1), board.duration_ms[shapes.index])
+    inferences = _inference(streams.service.T[places].take(shapes.width_at, axis=1), board.times.ms[shapes.index])
     price = board.scaled.decode_age_price
     found = []
     for place, (value, round_ms) in zip(places, inferences, strict=True):

@@ -8,7 +8,7 @@ all lanes have the same urgency, a longer horizon raises them all alike.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,8 +16,7 @@ from numpy.typing import NDArray
 from .lanes import Floats
 
 
-@dataclass(frozen=True, slots=True)
-class Ranking:
+class Ranking(NamedTuple):
     """Lanes best first, [w, m] places, and what the best k = 0..m of them sum to, [w, m + 1].
 
     The best k lanes are worth `service[k] + aged[k] + urgency[k] * horizon`.
@@ -36,12 +35,12 @@ def rank(service: Floats, urgency: Floats, age_ms: Floats, horizon_ms: float = 0
     at the start. Where all urgencies are equal, the order is that of every horizon.
     """
     aged = urgency * age_ms
-    order = (-(service + (aged + urgency * horizon_ms))).argsort(axis=1, kind="stable")
+    worth = service + (aged + urgency * horizon_ms if horizon_ms else aged)
+    order = (-worth).argsort(axis=1, kind="stable")
     widths, lanes = service.shape
     sums = np.zeros((3, widths, lanes + 1))
-    sums[0, :, 1:] = service[np.arange(widths)[:, None], order]
-    sums[1, :, 1:] = aged[order]
-    sums[2, :, 1:] = urgency[order]
+    sums[0, :, 1:] = service.take(order + np.arange(widths)[:, None] * lanes)
+    sums[1, :, 1:] = aged.take(order)
+    sums[2, :, 1:] = urgency.take(order)
     # Cumulative sums add from the first lane on, the same on every machine.
-    total = sums.cumsum(axis=2)
-    return Ranking(order, total[0], total[1], total[2])
+    return Ranking(order, *sums.cumsum(axis=2))

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
+from itertools import accumulate, chain
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,35 +20,38 @@ from ..graph import PROMPT_KINDS, SNAPSHOT_KINDS, STAGE_KINDS, GraphKind, GraphS
 Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
 
+KINDS = tuple(GraphKind)
+
 UNBOUNDED = 1 << 62
-"""A prompt capacity that no graph has."""
+"""A prompt capacity that no graph has, and more streams than there can be."""
 
 
 @dataclass(frozen=True, slots=True)
 class Larger:
     """Pairs of places [e] in one group of shapes: `shape` is at least `than` in every capacity and larger in one.
 
-    Both have the same kind, D, W and upkeep of the draft's context. `capacity_at` and `smaller_at` are the places of
-    their prompt capacities; `batch` and `rows` are those of the smaller shape.
+    Both have the same kind, D, W and upkeep of the draft's context. `shape` rises; each of its values, `heads`, begins
+    at one of `starts`. `most` [q, e] is the number of ready streams up to which the smaller shape has room for
+    q + 1 prompt rows and for as many streams beside them as the larger one; -1 if it has none for the prompts.
     """
 
     shape: NDArray[np.intp]
     than: NDArray[np.intp]
-    capacity_at: NDArray[np.intp]
-    smaller_at: NDArray[np.intp]
-    batch: Ints
-    rows: Ints
+    heads: NDArray[np.intp]
+    starts: NDArray[np.intp]
+    most: Ints
 
 
 @dataclass(frozen=True, slots=True)
 class Shapes:
     """A group of prepared shapes; arrays are [g].
 
-    `index` is the place in the view's graphs, `kind_at` that of the kind in `GraphKind`. `rows` are the rows that may
-    consume a prompt, 0 if none. `width_at` is the place of W in `Compiled.widths`, `capacity_at` that of
-    `prefill_tokens` in `Compiled.capacities`. `below` is the place of the next smaller capacity that is equal in all
-    else, -1 if there is none. `larger` has all pairs of larger and smaller shapes, `next_larger` those with nothing
-    in between. `batch_below` is the greatest batch of any smaller shape, 0 if there is none.
+    `index` is the place in the view's graphs, `kind_at` that of the kind in `KINDS`. `rows` are the rows that may
+    consume a prompt, 0 if none; `beside` [q, g] those that q + 1 prompt rows leave for streams. `width_at` is the place
+    of W in `Compiled.widths`, `capacity_at` that of `prefill_tokens` in `Compiled.capacities`. `below` is the place of
+    the next smaller capacity that is equal in all else, -1 if there is none. `larger` has all pairs of larger and
+    smaller shapes, `next_larger` those with nothing in between. `batch_below` is the greatest batch of any smaller
+    shape, 0 if there is none.
     """
 
     index: NDArray[np.intp]
@@ -56,6 +60,7 @@ class Shapes:
     batch: Ints
     prefill_tokens: Ints
     rows: Ints
+    beside: Ints
     width_at: NDArray[np.intp]
     capacity_at: NDArray[np.intp]
     mixed: Bools
@@ -135,7 +140,9 @@ class Compiled:
 
     `rounds` give output to decoding rows alone: decode, speculative and mixed graphs. `prompts` consume prompts:
     prefill and mixed; `scored` those that are scored. `stages` move state; `sequels` may follow a prerequisite. `kinds`
-    has the shapes of every kind.
+    has the shapes of every kind. `alike` are places in the durations of all graphs, and at the end in one that never
+    comes: the rounds of each width, then the prompts and the scored ones of each capacity; each begins at one
+    of `alike_first`.
     """
 
     shapes: tuple[GraphShape, ...]
@@ -148,6 +155,8 @@ class Compiled:
     stages: Shapes
     retiring: Shapes
     sequels: Sequels
+    alike: NDArray[np.intp]
+    alike_first: NDArray[np.intp]
 
     @staticmethod
     def of(shapes: Sequence[GraphShape]) -> Compiled:
@@ -166,6 +175,10 @@ class Compiled:
 
         rounds = group(GraphKind.DECODE, GraphKind.SPECULATIVE, GraphKind.MIXED)
         prompts, scored = group(GraphKind.PREFILL, GraphKind.MIXED), group(GraphKind.SCORED_PREFILL)
+        alike = [rounds.index[rounds.width_at == place].tolist() for place in range(len(widths))]
+        for part in (prompts, scored):
+            alike += [part.index[part.capacity_at == place].tolist() for place in range(len(capacities))]
+        alike = [[*places, len(shapes)] for places in alike]
         return Compiled(
             tuple(shapes),
             np.array(widths, np.int64),
@@ -177,6 +190,8 @@ class Compiled:
             group(*STAGE_KINDS),
             group(*SNAPSHOT_KINDS),
             Sequels.of(rounds, prompts, scored),
+            np.array(list(chain.from_iterable(alike)), np.intp),
+            np.array([0, *accumulate(map(len, alike[:-1]))], np.intp),
         )
 
 
@@ -196,28 +211,32 @@ def _group(
     tokens = np.where(smaller_capacity, extents[:, 1], -1)
     capacity_at = np.array([capacities.index(s.prefill_tokens) if s.prefill_tokens else 0 for s in chosen], np.intp)
 
+    batch, rows = extents[:, 0], extents[:, 2]
+    mixed = np.array([s.kind is GraphKind.MIXED for s in chosen], np.bool_)
+    prompts = np.arange(1, rows.max(initial=0) + 1)[:, None]
+    beside = np.where(mixed, np.maximum(batch - prompts, 0), 0)
+
     def pairs(which: Bools) -> Larger:
         shape, than = np.nonzero(which)
-        return Larger(shape, than, capacity_at[shape], capacity_at[than], extents[than, 0], extents[than, 2])
+        most = np.where(prompts + beside[:, shape] <= batch[than], UNBOUNDED, batch[than] - prompts)
+        return Larger(shape, than, *np.unique(shape, return_index=True), np.where(prompts <= rows[than], most, -1))
 
     return Shapes(
         np.array(index, np.intp),
         chosen,
-        np.array([_KINDS.index(s.kind) for s in chosen], np.intp),
-        extents[:, 0],
+        np.array([KINDS.index(s.kind) for s in chosen], np.intp),
+        batch,
         extents[:, 1],
-        extents[:, 2],
+        rows,
+        beside,
         np.array([widths.index(s.width) for s in chosen], np.intp),
         capacity_at,
-        np.array([s.kind is GraphKind.MIXED for s in chosen], np.bool_),
+        mixed,
         np.where(smaller_capacity.any(axis=1), tokens.argmax(axis=1) if len(chosen) else 0, -1).astype(np.intp),
         pairs(larger),
         pairs(larger & ~between),
-        np.where(larger, extents[:, 0], 0).max(axis=1, initial=0),
+        np.where(larger, batch, 0).max(axis=1, initial=0),
     )
-
-
-_KINDS = tuple(GraphKind)
 
 
 def _family(shape: GraphShape) -> tuple[str, int, int, bool]:

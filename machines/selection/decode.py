@@ -7,21 +7,19 @@ Surprising rule: rows whose next step needs feedback compete with all others; if
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from .board import Board
 from .compiled import Ints
-from .dominance import surplus
 from .lanes import Floats, Option, Terms, padding, terms
 from .streams import round_lane
 from .view import RequestRow
 
 
-@dataclass(frozen=True, slots=True)
-class RoundPool:
+class RoundPool(NamedTuple):
     """One candidate for each graph of `Compiled.rounds`."""
 
     terms: Terms
@@ -57,19 +55,17 @@ def round_pool(board: Board) -> RoundPool | None:
     shapes, ready = board.compiled.rounds, board.streams.ready
     if not ready or not len(shapes):
         return None
-    duration_ms = board.duration_ms[shapes.index]
+    duration_ms = board.times.rounds.ms
     served = np.minimum(shapes.batch, ready)
     service, age = stream_sums(board, shapes.width_at, served, duration_ms)
-    pairs = shapes.next_larger
-    covers = pairs.batch >= served[pairs.shape]
     priced = terms(
         duration_ms,
         service,
         age,
         board.waiting_price,
         served=served,
-        eligible=~surplus(len(shapes), pairs, covers),
-        gap=None if board.gap_cost is None else board.gap_cost[shapes.index],
+        eligible=shapes.batch_below < served,
+        gap=None if board.gap_cost is None else board.gap_cost.take(shapes.index),
     )
     return RoundPool(priced, board)
 
@@ -79,12 +75,14 @@ def stream_sums(board: Board, width_at: NDArray[np.intp], lanes: Ints, duration_
 
     An unknown graph (duration 0) takes the streams of greatest service, and has no age term.
     """
-    best, known = board.best, duration_ms > 0.0
+    best = board.best
     places = width_at * best.service.shape[1] + lanes
     service = best.service.take(places)
-    age = np.where(known, best.aged.take(places) + best.urgency.take(places) * duration_ms, 0.0)
-    if board.plain is not best:
+    age = best.aged.take(places) + best.urgency.take(places) * duration_ms
+    if not board.times.known:
+        known = duration_ms > 0.0
         service = np.where(known, service, board.plain.service.take(places))
+        age = np.where(known, age, 0.0)
     return service, age
 
 

@@ -20,6 +20,5 @@ def surplus(count: int, larger: Larger, covers: Bools) -> Bools:
     each one between the two covers as well.
     """
     found = np.zeros((*covers.shape[:-1], count), np.bool_)
-    *rows, pairs = np.nonzero(covers)
-    found[(*rows, larger.shape[pairs])] = True
+    found[..., larger.heads] = np.logical_or.reduceat(covers, larger.starts, axis=-1)
     return found

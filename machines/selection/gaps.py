@@ -7,8 +7,7 @@ decision, and every horizon costs a few multiplications.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 
@@ -26,8 +25,7 @@ _BINOMIALS = np.array([[9.0], [36.0], [84.0], [126.0], [126.0], [84.0], [36.0], 
 Horizon = TypeVar("Horizon", float, Floats)
 
 
-@dataclass(frozen=True, slots=True)
-class Gaps:
+class Gaps(NamedTuple):
     """The gap price of one view, scaled: `factors` of (H/`tolerated_ms`)^0..8."""
 
     tolerated_ms: float

@@ -17,10 +17,13 @@ def row_ms(duration_ms: Floats, batch: Ints, family: int) -> float | None:
 
     Entries of `duration_ms` that are 0 are unknown. None if nothing is measured or the family is empty.
     """
-    known = duration_ms > 0.0
-    if family == 0 or not known.any():
+    if family == 0:
         return None
-    return float((duration_ms[known] / np.minimum(batch[known], family)).min())
+    shares = duration_ms / np.minimum(batch, family)
+    least_ms = float(shares.min(initial=np.inf))
+    if least_ms == 0.0:
+        least_ms = float(shares.min(initial=np.inf, where=shares > 0.0))
+    return None if least_ms == np.inf else least_ms
 
 
 def reference_interval(duration_ms: Floats, batch: Ints, family: int, streams: int) -> float | None:

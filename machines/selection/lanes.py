@@ -7,9 +7,9 @@ that a stable sort by value settles every tie among lanes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from operator import attrgetter
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,8 +27,7 @@ serving_place = attrgetter("last_fence", "slot")
 """Least recently served first, then lower slots: the order in which equal lanes are served."""
 
 
-@dataclass(frozen=True, slots=True)
-class Scaled:
+class Scaled(NamedTuple):
     """The policy with all values of one decision multiplied by its scale (docs/scheduling.md, "Prices").
 
     The two fairness coefficients multiply prices that are scaled already. `newcomer` / r is the price of a request that
@@ -78,8 +77,7 @@ class Scaled:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class Terms:
+class Terms(NamedTuple):
     """Candidates of one kind, priced; arrays are [n], values are scaled.
 
     `service` is the priced service of the lanes, `age` the value of ending their waiting, `waiting` the cost per ms
@@ -97,8 +95,7 @@ class Terms:
     gap: Floats | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Sequel:
+class Sequel(NamedTuple):
     """The graph that a prerequisite enables and what it would do, in the order of slots.
 
     `newly` counts its requests that the prerequisite enables; the others are ready already.
@@ -110,8 +107,7 @@ class Sequel:
     newly: int
 
 
-@dataclass(frozen=True, slots=True)
-class Option:
+class Option(NamedTuple):
     """One candidate: a graph, the requests that it serves and its work for each, in the order of slots.
 
     `padding` counts physical positions of the graph that do no work: token positions, or rows of a stage. `terminal`
@@ -139,16 +135,13 @@ def padding(shape: GraphShape, lanes: Sequence[LaneWork]) -> int:
     return positions - sum([lane.tokens for lane in lanes])
 
 
-def token_prices(rows: Sequence[RequestRow], scaled: Scaled, rates: Callable[[Sequence[int]], Floats]) -> Floats:
-    """Scaled token prices [m]. One that is unset is the newcomer's, from the rate measured now, or 0 without one.
-
-    `rates` gives the rates of the rows at some places, and is called for those without a price alone.
-    """
+def token_prices(rows: Sequence[RequestRow], scaled: Scaled, rates: Floats) -> Floats:
+    """Scaled token prices [m]. One that is unset is the newcomer's, from the rate [m] measured now; 0 without."""
     prices = [row.token_price for row in rows]
-    unset = [place for place, price in enumerate(prices) if price is None]
-    if unset:
-        for place, tokens_per_ms in zip(unset, rates(unset).tolist(), strict=True):
-            prices[place] = scaled.newcomer / tokens_per_ms if tokens_per_ms > 0.0 else 0.0
+    if None in prices:
+        for place, tokens_per_ms in enumerate(rates.tolist()):
+            if prices[place] is None:
+                prices[place] = scaled.newcomer / tokens_per_ms if tokens_per_ms > 0.0 else 0.0
     return np.array(prices, np.float64)
 
 
@@ -169,7 +162,8 @@ def terms(
     unknown.
     """
     waiting = duration_ms * (0.5 * waiting_price)
-    score = (service + age) / np.where(duration_ms > 0.0, duration_ms, 1.0) - waiting
+    known = np.count_nonzero(duration_ms) == len(duration_ms)
+    score = (service + age) / (duration_ms if known else np.where(duration_ms > 0.0, duration_ms, 1.0)) - waiting
     if gap is not None:
-        score = score - gap
+        score -= gap
     return Terms(duration_ms, service, age, waiting, score, served, eligible, gap)

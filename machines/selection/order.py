@@ -121,7 +121,7 @@ def champion(pool: Pool, among: Bools | None = None) -> int | None:
     """The best eligible candidate of a pool, of those that `among` [n] admits; None if there is none."""
     terms = pool.terms
     admitted = terms.eligible if among is None else terms.eligible & among
-    if not terms.duration_ms.all():
+    if np.count_nonzero(terms.duration_ms) < len(terms.duration_ms):
         unknown = admitted & (terms.duration_ms == 0.0)
         admitted = unknown if unknown.any() else admitted
     score = np.where(admitted, terms.score, -np.inf)

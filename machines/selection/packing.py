@@ -8,7 +8,7 @@ packing of all may be another.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,14 +19,13 @@ from .prompt import Prompts, chunk
 from .view import RequestRow
 
 
-@dataclass(frozen=True, slots=True)
-class PromptCohorts:
+class PromptCohorts(NamedTuple):
     """Ready prompt rows that one graph may consume together: each alone, then the first q = 2, 3, ... of `order`.
 
     Over cohorts [c] and capacities [n]: all `tokens`, 0 where the capacity cannot serve the cohort; those of its `last`
-    row, which takes what the others leave; the priced `service`; and `aged`, the sum of tokens * age, 0 where no
-    waiting for a first output is priced. `rows` [c] is the number of rows, `stop` [c] the distance of the last one to
-    its next endpoint.
+    row, which takes what the others leave; the priced `service`; and `aged`, the sum of tokens * age, None where
+    no waiting for a first output is priced. `rows` [c] is the number of rows, `stop` [c] the distance of the last one
+    to its next endpoint.
     """
 
     prompts: Prompts
@@ -35,7 +34,7 @@ class PromptCohorts:
     tokens: Ints
     last: Ints
     service: Floats
-    aged: Floats
+    aged: Floats | None
     stop: Ints
 
     def members(self, cohort: int, capacity_at: int) -> list[tuple[RequestRow, int]]:
@@ -59,7 +58,7 @@ def prompt_cohorts(prompts: Prompts, capacities: Ints, rows_max: int) -> PromptC
         tokens,
         tokens,
         prompts.service[:ready],
-        tokens * prompts.age_ms[:ready, None] if prompts.urgency > 0.0 else np.zeros(tokens.shape),
+        tokens * prompts.age_ms[:ready, None] if prompts.urgency > 0.0 else None,
         prompts.stop[:ready],
     )
     if rows_max < 2 or ready < 2:
@@ -79,8 +78,8 @@ def _order(prompts: Prompts) -> NDArray[np.intp]:
 
 def _packed(alone: PromptCohorts, order: NDArray[np.intp], capacities: Ints) -> PromptCohorts:
     """Add the first q = 2, 3, ... rows of `order` to the single ones: q rows fit while room is left for the last."""
-    prompts = alone.prompts
-    whole, latest = prompts.tokens[order, -1], order[1:]
+    prompts, latest = alone.prompts, order[1:]
+    whole = prompts.tokens[:, -1].take(order)
     before = whole.cumsum()[:-1, None]
     left = np.maximum(0, capacities - before)
     last = np.minimum(left, whole[1:, None])
@@ -88,20 +87,20 @@ def _packed(alone: PromptCohorts, order: NDArray[np.intp], capacities: Ints) -> 
         row = prompts.rows[request]
         if row.spans:
             last[place] = [chunk(row, room) if room else 0 for room in left[place].tolist()]
-    ends = last == prompts.finish[latest, None]
-    service = prompts.service[order, -1].cumsum()[:-1, None] + last * prompts.token_value[latest, None]
-    service += ends * prompts.output_value[latest, None]
-    aged = np.zeros(last.shape)
-    if prompts.urgency > 0.0:
-        age_ms = prompts.age_ms[order]
-        aged = (whole * age_ms).cumsum()[:-1, None] + last * age_ms[1:, None]
+    ends = last == prompts.finish.take(latest)[:, None]
+    service = prompts.service[:, -1].take(order).cumsum()[:-1, None] + last * prompts.token_value.take(latest)[:, None]
+    service += ends * prompts.output_value.take(latest)[:, None]
+    aged = alone.aged
+    if aged is not None:
+        age_ms = prompts.age_ms.take(order)
+        aged = np.concatenate((aged, (whole * age_ms).cumsum()[:-1, None] + last * age_ms[1:, None]))
     return PromptCohorts(
         prompts,
         order,
         np.concatenate((alone.rows, np.arange(2, len(order) + 1))),
-        np.concatenate((alone.tokens, np.where(last > 0, before + last, 0))),
+        np.concatenate((alone.tokens, (before + last) * (last > 0))),
         np.concatenate((alone.last, last)),
         np.concatenate((alone.service, service)),
-        np.concatenate((alone.aged, aged)),
-        np.concatenate((alone.stop, prompts.stop[latest])),
+        aged,
+        np.concatenate((alone.stop, prompts.stop.take(latest))),
     )

@@ -9,16 +9,14 @@ score so far are passed over; that changes no choice.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..graph import GraphKind
 from .blocked import Before, Blocked, stage_lane
 from .board import Board
-from .bounds import ROUNDING, Prerequisite, Shared, first_graphs
+from .bounds import ROUNDING, Bounds, Prerequisite
 from .cohort import Ranking
 from .compiled import Companion, Shapes
 from .lanes import Option, Sequel, Terms
@@ -26,7 +24,6 @@ from .prompt import Prompts, prompt_lane
 from .sequence import Lines, Split, sequence_score, splits
 from .streams import round_lane
 
-PREREQUISITES = (GraphKind.INITIALIZE, GraphKind.RESTORE, GraphKind.VISION, GraphKind.SNAPSHOT, GraphKind.RESUME)
 NEVER = float("-inf")
 
 
@@ -44,8 +41,7 @@ class Choice(NamedTuple):
     score: float
 
 
-@dataclass(frozen=True, slots=True)
-class PairPool:
+class PairPool(NamedTuple):
     """Candidates [n] of two graphs; all of them compete."""
 
     terms: Terms
@@ -73,7 +69,7 @@ def pair_pool(
     board = blocked.board
     choices: list[Choice] = []
     # An unknown candidate goes before the known ones, whatever these are worth.
-    if not board.duration_ms.all():
+    if not board.times.known:
         choices += _search(blocked, NEVER if every else unknown, every=every, only=only, aged=False)
     if every or (not choices and unknown == NEVER):
         choices += _search(blocked, NEVER if every else known, every=every, only=only, aged=True)
@@ -85,18 +81,11 @@ def pair_pool(
 
 def _search(blocked: Blocked, floor: float, *, every: bool, only: int | None, aged: bool) -> list[Choice]:
     """The best measured pairs if `aged`, else the best unknown ones: none below `floor`, or those of `every` cell."""
-    shared = Shared.of(blocked.board, aged=aged)
-    fields = []
-    for kind in PREREQUISITES:
-        if kind in blocked.before:
-            graphs = first_graphs(blocked, kind, fastest=aged and not every and only is None)
-            graphs = [place for place in graphs if only is None or place == only]
-            if graphs:
-                fields.append(Prerequisite.of(blocked, shared, kind, graphs))
-    bounds = np.concatenate([field.bound.ravel() for field in fields]) if fields else np.zeros(0)
-    if not bounds.size:
+    pairs = Bounds.of(blocked, aged=aged, fastest=aged and not every and only is None, only=only)
+    if pairs is None or not pairs.bound.size:
         return []
-    slack = ROUNDING * (abs(float(bounds.max())) + 2.0 * max([field.cost_max for field in fields]))
+    bounds = pairs.bound.ravel()
+    slack = ROUNDING * (abs(float(bounds.max())) + 2.0 * pairs.cost_max)
     found: list[Choice] = []
     # Best bound first: the first few scores pass over all the rest.
     while True:
@@ -104,7 +93,7 @@ def _search(blocked: Blocked, floor: float, *, every: bool, only: int | None, ag
         if bounds[cell] == NEVER or bounds[cell] < floor - slack:
             return found
         bounds[cell] = NEVER
-        for choice in _best(blocked, shared, *_cell(fields, cell)):
+        for choice in _best(blocked, pairs, *pairs.cell(cell)):
             if every:
                 found.append(choice)
             elif choice.score >= floor:
@@ -112,46 +101,37 @@ def _search(blocked: Blocked, floor: float, *, every: bool, only: int | None, ag
                 floor = choice.score
 
 
-def _cell(fields: Sequence[Prerequisite], cell: int) -> tuple[Prerequisite, int, int]:
-    """The kind, first graph and sequel of a place among all bounds."""
-    for field in fields:
-        if cell < field.bound.size:
-            first, sequel = divmod(cell, field.bound.shape[1])
-            return field, field.graphs[first], field.start + sequel
-        cell -= field.bound.size
-    raise ValueError(f"no pair at {cell}")
-
-
-def _best(blocked: Blocked, shared: Shared, one: Prerequisite, first: int, sequel: int) -> list[Choice]:
+def _best(blocked: Blocked, pairs: Bounds, one: Prerequisite, first: int, sequel: int) -> list[Choice]:
     """The best choices of one pair of graphs that nothing smaller makes redundant: one, or all that tie."""
     board, sequels = blocked.board, blocked.board.compiled.sequels
     width_at, enabled = int(sequels.width_at[sequel]), int(sequels.enabled[sequel])
-    first_ms = float(board.duration_ms[first])
-    horizon_ms = first_ms + float(shared.following_ms[sequel]) if shared.aged else 0.0
+    first_ms = float(board.times.ms[first])
+    horizon_ms = first_ms + float(board.times.ms[sequels.index[sequel]]) if pairs.aged else 0.0
     lanes = _prompt_lanes(board, one.before, sequel, horizon_ms)
     gap_cost = _gap_cost(board, horizon_ms)
     found = [
-        (sequence_score(split.value + value, horizon_ms, board.waiting_price, gap_cost), split, place)
+        (split.value + value, split, place)
         for split in splits(
             Lines.of(one.newly, width_at if one.before.streams else 0),
-            Lines.of(shared.ready, width_at),
+            Lines.of(pairs.ready, width_at),
             Lines.of(one.terminals),
             least=1 - enabled,
             first_rooms=board.compiled.shapes[first].batch - enabled,
             following_rooms=int(sequels.rooms[sequel]),
             first_ms=first_ms,
             horizon_ms=horizon_ms,
-            terminal_age_price=board.scaled.terminal_age_price if shared.aged else 0.0,
+            terminal_age_price=board.scaled.terminal_age_price if pairs.aged else 0.0,
         )
         for place, value in lanes
     ]
     found.sort(key=lambda choice: -choice[0])
     best: list[Choice] = []
-    for score, split, place in found:
+    for value, split, place in found:
+        score = sequence_score(value, horizon_ms, board.waiting_price, gap_cost)
         if best and score < best[0].score:
             break
         if not _redundant(board, sequel, split, place):
-            best.append(Choice(shared.ready, one, first, sequel, split, place, horizon_ms, score))
+            best.append(Choice(pairs.ready, one, first, sequel, split, place, horizon_ms, score))
     return best
 
 
@@ -183,19 +163,19 @@ def _prompt_lanes(board: Board, before: Before, sequel: int, horizon_ms: float) 
         places = before.scored if companion == Companion.SCORED_PROMPT else before.prompts
     sequels = board.compiled.sequels
     group, shape, capacity_at = sequels.groups[companion], int(sequels.place[sequel]), sequels.capacity_at[sequel]
-    urgency = prompts.urgency if horizon_ms else 0.0
-    found: list[tuple[int | None, float]] = []
-    for place in places:
-        tokens = int(prompts.tokens[place, capacity_at])
-        if tokens and not _left_out(board, prompts, group, shape, place):
-            age = urgency * tokens * (float(prompts.age_ms[place]) + horizon_ms)
-            found.append((place, float(prompts.service[place, capacity_at]) + age))
-    return found
+    known = board.times.known or board.times.ms[group.index[shape]] > 0.0
+    lanes = prompts.service[:, capacity_at]
+    tokens = prompts.tokens[:, capacity_at].tolist()
+    if horizon_ms and prompts.urgency > 0.0:
+        lanes = lanes + prompts.urgency * prompts.tokens[:, capacity_at] * (prompts.age_ms + horizon_ms)
+    worth = lanes.tolist()
+    able = [place for place in places if tokens[place]]
+    return [(place, worth[place]) for place in able if known or not _left_out(prompts, group, shape, place)]
 
 
-def _left_out(board: Board, prompts: Prompts, group: Shapes, shape: int, row: int) -> bool:
-    """Whether a shape is not measured, and a smaller capacity gets a prompt row as near to its next endpoint."""
-    if board.duration_ms[group.index[shape]] > 0.0 or group.below[shape] < 0:
+def _left_out(prompts: Prompts, group: Shapes, shape: int, row: int) -> bool:
+    """Whether a smaller capacity gets a prompt row as near to its next endpoint: bars a shape that is not measured."""
+    if group.below[shape] < 0:
         return False
     reached = [
         min(int(prompts.tokens[row, group.capacity_at[at]]), int(prompts.stop[row]))
@@ -215,7 +195,7 @@ def _redundant(board: Board, sequel: int, split: Split, row: int | None) -> bool
     return any(
         prompts.tokens[row, group.capacity_at[smaller]] == tokens
         and (not group.mixed[shape] or 1 + streams <= group.batch[smaller])
-        and not _left_out(board, prompts, group, smaller, row)
+        and (board.times.ms[group.index[smaller]] > 0.0 or not _left_out(prompts, group, smaller, row))
         for smaller in group.larger.than[group.larger.shape == shape].tolist()
     )
 
@@ -241,7 +221,7 @@ def _sums(blocked: Blocked, choice: Choice) -> tuple[float, float]:
     """Priced service and age term of all lanes of a choice."""
     board, one, split = blocked.board, choice.prerequisite, choice.split
     sequels, horizon_ms = board.compiled.sequels, choice.horizon_ms
-    first_ms = float(board.duration_ms[choice.first])
+    first_ms = float(board.times.ms[choice.first])
     width_at = int(sequels.width_at[choice.sequel])
     service = age = 0.0
     for ranking, count in ((one.newly, split.newly), (choice.ready, split.ready)):
@@ -292,7 +272,7 @@ def _option(blocked: Blocked, choice: Choice) -> Option:
         spare = newly[split.newly :] if rooms else []
         taken = {row.slot for row in (*enabled, *spare)}
         spare += [row for row in blocked.last(one.kind) if row.slot not in taken]
-        spare += blocked.valued.chains(one.kind, float(board.duration_ms[choice.first]))
+        spare += blocked.valued.chains(one.kind, float(board.times.ms[choice.first]))
         chosen += spare[:room]
     chosen.sort(key=lambda row: row.slot)
     lanes = tuple([stage_lane(row) for row in chosen])

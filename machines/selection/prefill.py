@@ -8,7 +8,7 @@ that could do no more than a smaller one are dropped.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,14 +21,14 @@ from .lanes import Option, Terms, padding, terms
 from .packing import PromptCohorts
 from .prompt import prompt_lane
 from .streams import round_lane
+from .times import Group
 
 
-@dataclass(frozen=True, slots=True)
-class PromptPool:
+class PromptPool(NamedTuple):
     """Candidates [n]: cohorts of prompt rows in shapes, and streams in the rows that are left.
 
     `places` [n] counts through all pairs of a cohort [c] and a shape [g], cohorts first. `beside` [q, g] is the number
-    of streams beside q + 1 prompt rows, `explored` [c, g] says which pairs exploration admits.
+    of streams beside q + 1 prompt rows, `explored` [c, g] says which pairs exploration admits (None: all).
     """
 
     terms: Terms
@@ -37,7 +37,7 @@ class PromptPool:
     cohorts: PromptCohorts
     places: NDArray[np.intp]
     beside: Ints
-    explored: Bools
+    explored: Bools | None
 
     @property
     def dispatched(self) -> NDArray[np.intp]:
@@ -62,41 +62,47 @@ class PromptPool:
         """Why an ineligible candidate does not compete."""
         cohort, place = divmod(int(self.places[index]), len(self.shapes))
         shapes = self.shapes
-        if not self.explored[cohort, place]:
+        if self.explored is not None and not self.explored[cohort, place]:
             reached = _reached(self.cohorts, shapes)[cohort]
             smaller = int(shapes.below[place])
             while shapes.below[smaller] >= 0 and reached[shapes.below[smaller]] == reached[place]:
                 smaller = int(shapes.below[smaller])
             return f"unmeasured: capacity {shapes.prefill_tokens[smaller]} reaches the same endpoint"
         pairs = shapes.larger
-        covers = _covers(shapes, self.cohorts, self.beside, pairs)[cohort] & self.explored[cohort, pairs.than]
+        tokens = self.cohorts.tokens.take(shapes.capacity_at, axis=1)
+        covers = _covers(self.cohorts, tokens, self.board.streams.ready, pairs)[cohort]
+        if self.explored is not None:
+            covers = covers & self.explored[cohort, pairs.than]
         smaller = int(pairs.than[(pairs.shape == place) & covers][0])
         if shapes.mixed[place]:
             return f"redundant: {shapes.shapes[smaller].name} does the same work"
         return f"redundant: capacity {shapes.prefill_tokens[smaller]} consumes the same tokens"
 
 
-def prompt_pool(board: Board, shapes: Shapes, cohorts: PromptCohorts) -> PromptPool | None:
-    """Candidates of a prompt phase, served by `shapes` alone; None without any."""
+def prompt_pool(board: Board, group: Group, cohorts: PromptCohorts, *, every: bool) -> PromptPool | None:
+    """Candidates of a prompt phase, served by the graphs of `group` alone; None without any. Those that do not compete
+    are among them only if `every` is asked for."""
+    shapes = group.shapes
     if not len(cohorts.rows) or not len(shapes):
         return None
-    duration_ms, tokens = board.duration_ms[shapes.index], cohorts.tokens.take(shapes.capacity_at, axis=1)
+    tokens = cohorts.tokens.take(shapes.capacity_at, axis=1)
     legal = (tokens > 0) & (cohorts.rows[:, None] <= shapes.rows)
-    cohort, place = legal.nonzero()
+    beside = np.minimum(shapes.beside[: cohorts.rows[-1]], board.streams.ready)
+    explored = None if board.times.known else _explored(cohorts, shapes, group.ms > 0.0)
+    eligible = _eligible(shapes, cohorts, tokens, board.streams.ready, explored)
+    cohort, place = (legal if every else legal & eligible).nonzero()
     if not cohort.size:
         return None
-    beside, explored = _beside(board, shapes, cohorts), _explored(cohorts, shapes, duration_ms > 0.0)
-    eligible = _eligible(shapes, cohorts, beside, explored)
     places = cohort * len(shapes) + place
-    times, rows = duration_ms[place], cohorts.rows[cohort]
-    chunks = cohort * cohorts.tokens.shape[1] + shapes.capacity_at[place]
+    times, rows = group.ms.take(place), cohorts.rows.take(cohort)
+    chunks = cohort * cohorts.tokens.shape[1] + shapes.capacity_at.take(place)
     service, age = cohorts.service.take(chunks), np.zeros(len(places))
-    if cohorts.prompts.urgency > 0.0:
-        aged = cohorts.aged.take(chunks) + tokens.take(places) * times
-        age = np.where(times > 0.0, cohorts.prompts.urgency * aged, 0.0)
+    if cohorts.aged is not None:
+        age = cohorts.prompts.urgency * (cohorts.aged.take(chunks) + tokens.take(places) * times)
+        age[times == 0.0] = 0.0
     teams = (rows - 1) * len(shapes) + place
-    if beside.any():
-        stream_service, stream_age = stream_sums(board, shapes.width_at, beside, duration_ms)
+    if np.count_nonzero(beside):
+        stream_service, stream_age = stream_sums(board, shapes.width_at, beside, group.ms)
         service, age = service + stream_service.take(teams), age + stream_age.take(teams)
     priced = terms(
         times,
@@ -105,16 +111,9 @@ def prompt_pool(board: Board, shapes: Shapes, cohorts: PromptCohorts) -> PromptP
         board.waiting_price,
         served=rows + beside.take(teams),
         eligible=eligible.take(places),
-        gap=None if board.gap_cost is None else board.gap_cost[shapes.index[place]],
+        gap=None if board.gap_cost is None else board.gap_cost.take(shapes.index.take(place)),
     )
     return PromptPool(priced, board, shapes, cohorts, places, beside, explored)
-
-
-def _beside(board: Board, shapes: Shapes, cohorts: PromptCohorts) -> Ints:
-    """How many streams [q, g] fill the rows that q + 1 prompt rows leave of a mixed graph."""
-    rows_max = int(cohorts.rows[-1])
-    left = np.maximum(shapes.batch - np.arange(1, rows_max + 1)[:, None], 0)
-    return np.where(shapes.mixed, np.minimum(left, board.streams.ready), 0)
 
 
 def _reached(cohorts: PromptCohorts, shapes: Shapes) -> Ints:
@@ -127,27 +126,24 @@ def _explored(cohorts: PromptCohorts, shapes: Shapes, known: Bools) -> Bools:
 
     The next smaller one suffices: what a still smaller one reaches, it reaches as well.
     """
-    if known.all():
-        return np.ones((len(cohorts.rows), len(shapes)), np.bool_)
     reached = _reached(cohorts, shapes)
     further: Bools = reached[:, shapes.below] != reached
     return further | known | (shapes.below < 0)
 
 
-def _eligible(shapes: Shapes, cohorts: PromptCohorts, beside: Ints, explored: Bools) -> Bools:
+def _eligible(shapes: Shapes, cohorts: PromptCohorts, tokens: Ints, ready: int, explored: Bools | None) -> Bools:
     """[c, g]: explored, and no smaller explored shape does the same work."""
-    # What exploration leaves out is no alternative to anything: a measured larger graph stays.
-    if explored.all():
+    if explored is None:
         pairs = shapes.next_larger
-        return ~surplus(len(shapes), pairs, _covers(shapes, cohorts, beside, pairs))
+        return ~surplus(len(shapes), pairs, _covers(cohorts, tokens, ready, pairs))
+    # What exploration leaves out is no alternative to anything: a measured larger graph stays.
     pairs = shapes.larger
-    covers = _covers(shapes, cohorts, beside, pairs) & explored[:, pairs.than]
+    covers = _covers(cohorts, tokens, ready, pairs) & explored[:, pairs.than]
     return explored & ~surplus(len(shapes), pairs, covers)
 
 
-def _covers(shapes: Shapes, cohorts: PromptCohorts, beside: Ints, pairs: Larger) -> Bools:
-    """[c, e]: the smaller shape of a pair consumes the same prompt tokens, with room for the same rows."""
-    same: Bools = cohorts.tokens.take(pairs.smaller_at, axis=1) == cohorts.tokens.take(pairs.capacity_at, axis=1)
-    rows = np.arange(1, len(beside) + 1)[:, None]
-    room = (rows <= pairs.rows) & (rows + beside.take(pairs.shape, axis=1) <= pairs.batch)
-    return same & (room if len(room) == 1 else room[cohorts.rows - 1])
+def _covers(cohorts: PromptCohorts, tokens: Ints, ready: int, pairs: Larger) -> Bools:
+    """[c, e]: the smaller shape of a pair consumes the same prompt tokens [c, g], with room for the same rows."""
+    same: Bools = tokens.take(pairs.than, axis=1) == tokens.take(pairs.shape, axis=1)
+    room = pairs.most[: cohorts.rows[-1]] >= ready
+    return same & (room if len(room) == 1 else room.take(cohorts.rows - 1, axis=0))

@@ -12,50 +12,43 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from .compiled import Compiled, Shapes
 from .interval import row_ms
-from .lanes import Floats, Scaled
+from .lanes import Floats, Ints, Scaled
+from .times import Group
 from .view import RequestRow
 
 
-def round_premium(compiled: Compiled, duration_ms: Floats, scaled: Scaled, ready: int, blocked: int) -> Floats | None:
-    """What a round earns each stream besides [m], the `ready` ones first; None if nothing.
+def round_premium(rounds: Group, scaled: Scaled, ready: int, blocked: int) -> Floats:
+    """What a round earns each stream besides [m], the `ready` ones first.
 
     A ready stream belongs to a family of the ready ones, a blocked one to that of all, as in the delivery at the end of
-    its reference interval. `duration_ms` [G] is that of all graphs of the catalog, 0 where unknown.
+    its reference interval.
     """
-    if scaled.output_time_price == 0.0:
-        return None
-    rounds = compiled.rounds
-    times = duration_ms[rounds.index]
     premium = np.empty(ready + blocked)
-    premium[:ready] = row_ms(times, rounds.batch, ready) or 0.0
+    premium[:ready] = row_ms(rounds.ms, rounds.shapes.batch, ready) or 0.0
     if blocked:
-        premium[ready:] = row_ms(times, rounds.batch, ready + blocked) or 0.0
+        premium[ready:] = row_ms(rounds.ms, rounds.shapes.batch, ready + blocked) or 0.0
     return premium * scaled.output_time_price
 
 
-def prompt_premium(group: Shapes, times: Floats, scaled: Scaled, rows: Sequence[RequestRow]) -> Floats | None:
+def prompt_premium(
+    capacities: Ints, group: Group, scaled: Scaled, rows: Sequence[RequestRow], age_ms: Floats
+) -> Floats | None:
     """What each prompt token earns a row besides [m]; None if nothing.
 
-    `times` [g] are the durations of the graphs in `group`, which serve the rows, 0 where unknown; with none measured,
-    time has no price.
+    `group` serves the rows; with none of it measured, time has no price. `age_ms` [m] is the wait of each row.
     """
-    timed = scaled.prompt_time_price > 0.0 or scaled.first_output_urgency > 0.0
-    if not timed and scaled.first_output_value == 0.0:
-        return None
-    age_ms = np.array([row.age_ms for row in rows], np.float64)
-    premium = np.zeros(len(rows))
-    known = times > 0.0
-    if timed and known.any():
-        token_ms = float((times[known] / group.prefill_tokens[known]).min())
-        premium += token_ms * (scaled.prompt_time_price + scaled.first_output_urgency * _urgency(age_ms, scaled))
+    premium: Floats | None = None
+    if scaled.prompt_time_price > 0.0 or scaled.first_output_urgency > 0.0:
+        token_ms = float((group.least_ms[:-1] / capacities[:-1]).min(initial=np.inf))
+        if token_ms < np.inf:
+            premium = token_ms * (scaled.prompt_time_price + scaled.first_output_urgency * _urgency(age_ms, scaled))
     if scaled.first_output_value > 0.0:
-        left = np.array([row.prompt_tokens - row.position for row in rows], np.float64)
-        value = np.full(len(rows), scaled.first_output_value)
-        if scaled.first_output_growth_ms > 0.0:
-            value *= 1.0 + age_ms / scaled.first_output_growth_ms
-        premium += value / left
+        left = np.array([row.prompt_tokens - row.position for row in rows])
+        growing = scaled.first_output_growth_ms > 0.0
+        growth = 1.0 + age_ms / scaled.first_output_growth_ms if growing else 1.0
+        value = scaled.first_output_value * growth / left
+        premium = value if premium is None else premium + value
     return premium
 
 

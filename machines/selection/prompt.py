@@ -10,18 +10,18 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
-from .compiled import Ints, Shapes
+from .compiled import Ints
 from .lanes import Floats, Scaled, token_prices
 from .premium import prompt_premium
+from .times import Group
 from .view import LaneWork, RequestRow
 
 
-@dataclass(frozen=True, slots=True)
-class Prompts:
+class Prompts(NamedTuple):
     """Prompt rows [m] of one phase: the first `ready` can be served now, the others stand behind stages; each part is
     in serving order.
 
@@ -29,7 +29,8 @@ class Prompts:
     row, and its priced `service` [m, n]. `age_ms` [m] is the wait for a first output. A chunk at whose end `horizon` ms
     have passed is worth `service + urgency * tokens * (age + horizon)`. `token_value` and `output_value` [m] price one
     unit; `finish` [m] is the distance to the end of a prompt that an output follows, -1 if none does; `stop` [m] is
-    that to the next message or prompt endpoint within the boundary.
+    that to the next message or prompt endpoint within the boundary. `rates` [m] are the greatest (expected tokens)/T
+    over the measured graphs, tokens/ms; 0 without any.
     """
 
     rows: tuple[RequestRow, ...]
@@ -42,12 +43,12 @@ class Prompts:
     output_value: Floats
     finish: Ints
     stop: Ints
+    rates: Floats
 
 
 def prompts_of(
     capacities: Ints,
-    group: Shapes,
-    duration_ms: Floats,
+    group: Group,
     scaled: Scaled,
     waiting: int,
     ready: Sequence[RequestRow],
@@ -55,42 +56,41 @@ def prompts_of(
 ) -> Prompts:
     """Price the chunks of prompt rows that the graphs of `group` serve; rows have `position` < `boundary`.
 
-    `duration_ms` [G] is that of all graphs of the catalog, 0 where unknown; `waiting` counts the requests that wait for
-    a first output.
+    `waiting` counts the requests that wait for a first output.
     """
     rows = (*ready, *blocked)
     if not rows:  # Most views have none of one phase, and the way below is long.
         ints, floats = np.zeros((0, len(capacities)), np.int64), np.zeros((0, len(capacities)))
-        return Prompts((), 0, ints, floats, 0.0, floats[:, 0], floats[:, 0], floats[:, 0], ints[:, 0], ints[:, 0])
-    reach = np.array([row.boundary - row.position for row in rows], np.int64)
-    endpoint = np.array([row.next_endpoint - row.position for row in rows], np.int64)
+        none = floats[:, 0]
+        return Prompts((), 0, ints, floats, 0.0, none, none, none, ints[:, 0], ints[:, 0], none)
+    reach = np.array([row.boundary - row.position for row in rows])
+    endpoint = np.array([row.next_endpoint - row.position for row in rows])
     # A request that only scores its prompt has no output left and ends without a token.
-    finish = np.array([row.prompt_tokens - row.position if row.output_left > 0 else -1 for row in rows], np.int64)
+    finish = np.array([row.prompt_tokens - row.position if row.output_left > 0 else -1 for row in rows])
+    age_ms = np.array([row.age_ms for row in rows])
     tokens = np.minimum(reach[:, None], capacities)
     for place, row in enumerate(rows):
         if row.spans:
             tokens[place] = [chunk(row, capacity) for capacity in capacities.tolist()]
     emits = tokens == finish[:, None]
-    times = duration_ms[group.index]
-    prices = token_prices(
-        rows, scaled, lambda some: prompt_rates((tokens[some] + emits[some]).take(group.capacity_at, axis=1), times)
-    )
-    token_value = scaled.prompt_token_value + scaled.token_fairness * prices
-    premium = prompt_premium(group, times, scaled, rows)
+    rates = ((tokens + emits) / group.least_ms).max(axis=1)
+    price = scaled.token_fairness * token_prices(rows, scaled, rates)
+    token_value, output_value = scaled.prompt_token_value + price, scaled.output_token_value + price
+    premium = prompt_premium(capacities, group, scaled, rows, age_ms)
     if premium is not None:
         token_value = token_value + premium
-    output_value = scaled.output_token_value + scaled.token_fairness * prices
     return Prompts(
         rows,
         len(ready),
         tokens,
         tokens * token_value[:, None] + emits * output_value[:, None],
-        _urgency(group, times, scaled, waiting),
-        np.array([row.age_ms for row in rows], np.float64),
+        _urgency(capacities, group, scaled, waiting),
+        age_ms,
         token_value,
         output_value,
         finish,
         np.minimum(endpoint, reach),
+        rates,
     )
 
 
@@ -104,11 +104,6 @@ def chunk(row: RequestRow, capacity: int) -> int:
     return max(0, end - row.position)
 
 
-def prompt_rates(expected: Ints, times: Floats) -> Floats:
-    """The greatest (expected tokens)/T [m] over the measured graphs [g] of `expected` [m, g]; 0 if none is measured."""
-    return np.asarray((expected / np.where(times > 0.0, times, np.inf)).max(axis=1, initial=0.0))
-
-
 def prompt_lane(row: RequestRow, tokens: int) -> LaneWork:
     """The lane of a prompt row that consumes `tokens`."""
     emits = row.position + tokens == row.prompt_tokens and row.output_left > 0
@@ -116,14 +111,14 @@ def prompt_lane(row: RequestRow, tokens: int) -> LaneWork:
     return LaneWork(row.slot, row.generation, row.position, tokens, emits, False, expected)
 
 
-def _urgency(group: Shapes, times: Floats, scaled: Scaled, waiting: int) -> float:
+def _urgency(capacities: Ints, group: Group, scaled: Scaled, waiting: int) -> float:
     """Scaled value per ms of waiting that one prompt token of a row brings nearer its end; 0 without a measured rate
     (docs/scheduling.md, "Waiting for a first output").
 
     The reference interval of a row is its r remaining tokens at the best measured rate, times the number of those that
     wait. A chunk of n earns n/r of it, so that r itself does not matter.
     """
-    known = times > 0.0
-    if scaled.first_output_age_price == 0.0 or not known.any():
+    if scaled.first_output_age_price == 0.0:
         return 0.0
-    return scaled.first_output_age_price * waiting / float((group.prefill_tokens[known] / times[known]).max())
+    rate = float((capacities[:-1] / group.least_ms[:-1]).max(initial=0.0))
+    return scaled.first_output_age_price * waiting / rate if rate > 0.0 else 0.0

@@ -11,17 +11,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-import numpy as np
-
 from ..graph import GraphKind
 from ..ids import RequestHandle
 from .board import Board
-from .compiled import Compiled, Shapes
+from .compiled import Shapes
 from .interval import reference_interval
-from .lanes import Ints
-from .prompt import Prompts, prompt_rates
-from .streams import stream_rates
-from .view import RequestRow, View
+from .lanes import Floats
 
 
 class Normalizer(NamedTuple):
@@ -59,14 +54,15 @@ class StageTimes:
     def stage_ms(self, kind: GraphKind) -> float | None:
         """T of the measured graph of `kind` with the least T/min(B, k), for the k rows that need one; None without."""
         if kind not in self._known_ms:
-            self._known_ms[kind] = self._least_ms(self.board.compiled.kinds[kind], self.needed[kind])
+            shapes = self.board.compiled.kinds[kind]
+            self._known_ms[kind] = _least_ms(self.board.times.ms.take(shapes.index), shapes, self.needed[kind])
         return self._known_ms[kind]
 
     def delivery_ms(self) -> float | None:
         """The same of the graphs that give output, for all streams."""
         if GraphKind.DECODE not in self._known_ms:
-            shapes, streams = self.board.compiled.rounds, self.board.streams
-            self._known_ms[GraphKind.DECODE] = self._least_ms(shapes, len(streams.rows))
+            rounds = self.board.times.rounds
+            self._known_ms[GraphKind.DECODE] = _least_ms(rounds.ms, rounds.shapes, len(self.board.streams.rows))
         return self._known_ms[GraphKind.DECODE]
 
     def total_ms(self, stages: Sequence[GraphKind]) -> float | None:
@@ -84,58 +80,34 @@ class StageTimes:
         total, delivery_ms = self.total_ms(stages), self.delivery_ms()
         return None if total is None or delivery_ms is None else self.board.age_bearing * (total + delivery_ms)
 
-    def _least_ms(self, shapes: Shapes, family: int) -> float | None:
-        """T of the measured shape with the least T/min(B, k) for k = `family`, of equal ones the shortest."""
-        times = self.board.duration_ms.take(shapes.index)
-        shares = times / np.minimum(shapes.batch, family)
-        if not times.all():
-            shares[times == 0.0] = np.inf
-        least = shares.min(initial=np.inf)
-        return None if least == np.inf else float(times[shares == least].min())
+
+def _least_ms(duration_ms: Floats, shapes: Shapes, family: int) -> float | None:
+    """T of the measured shape with the least T/min(B, k) for k = `family`, of equal ones the shortest."""
+    pairs = zip(duration_ms.tolist(), shapes.batch.tolist(), strict=True)
+    return min([(ms / min(batch, family), ms) for ms, batch in pairs if ms > 0.0], default=(0.0, None))[1]
 
 
 def terminal_sigma_ms(board: Board) -> float | None:
     """The reference interval of terminal rows: a family of the snapshot kinds."""
-    if not board.terminals:
-        return None
     shapes = board.compiled.retiring
-    return reference_interval(
-        board.duration_ms.take(shapes.index), shapes.batch, len(board.terminals), board.age_bearing
-    )
+    return reference_interval(board.times.ms.take(shapes.index), shapes.batch, len(board.terminals), board.age_bearing)
 
 
-def normalizers(view: View, compiled: Compiled | None = None) -> dict[RequestHandle, Normalizer]:
-    """The normalizers that a commit freezes, for every request of `view`.
+def normalizers(board: Board) -> dict[RequestHandle, Normalizer]:
+    """The normalizers that a commit freezes, for every request of a view.
 
     A blocked row has those of its phase, a prompt row no reference interval, a terminal row nothing else; one that can
     be served no more has neither.
     """
-    board = Board.of(view, compiled)
     found: dict[int, Normalizer] = {}
-    for prompts, shapes in ((board.prompts, board.compiled.prompts), (board.scored, board.compiled.scored)):
-        if prompts.rows:
-            rates = prompt_rates(_expected(prompts)[:, shapes.capacity_at], board.duration_ms[shapes.index])
-            for row, rate in zip(prompts.rows, rates.tolist(), strict=True):
-                found[row.slot] = Normalizer(rate or None, None)
-    streams = board.streams
-    if streams.rows:
-        rates = stream_rates(board.compiled, board.duration_ms, streams.rows)
-        for row, rate, sigma_ms in zip(streams.rows, rates.tolist(), _stream_sigmas(board), strict=True):
-            found[row.slot] = Normalizer(rate or None, sigma_ms)
+    for prompts in (board.prompts, board.scored):
+        for row, rate in zip(prompts.rows, prompts.rates.tolist(), strict=True):
+            found[row.slot] = Normalizer(rate or None, None)
+    streams, times = board.streams, StageTimes.of(board)
+    sigmas_ms = [board.sigma_ms] * streams.ready
+    sigmas_ms += [times.sigma_ms(row.stages) for row in streams.rows[streams.ready :]]
+    for row, rate, sigma_ms in zip(streams.rows, streams.rates.tolist(), sigmas_ms, strict=True):
+        found[row.slot] = Normalizer(rate or None, sigma_ms)
     if board.terminals:
-        terminal = Normalizer(None, terminal_sigma_ms(board))
-        found |= {row.slot: terminal for row in board.terminals}
-    return {RequestHandle(row.slot, row.generation): found.get(row.slot, UNMEASURED) for row in view.requests}
-
-
-def _expected(prompts: Prompts) -> Ints:
-    """Prompt tokens and the output token that ends a prompt, [m, n]."""
-    return np.asarray(prompts.tokens + (prompts.tokens == prompts.finish[:, None]))
-
-
-def _stream_sigmas(board: Board) -> list[float | None]:
-    streams, rounds = board.streams, board.compiled.rounds
-    ready = reference_interval(board.duration_ms[rounds.index], rounds.batch, streams.ready, board.age_bearing)
-    blocked: Sequence[RequestRow] = streams.rows[streams.ready :]
-    times = StageTimes.of(board) if blocked else None
-    return [ready] * streams.ready + [times.sigma_ms(row.stages) for row in blocked if times is not None]
+        found |= dict.fromkeys([row.slot for row in board.terminals], Normalizer(None, terminal_sigma_ms(board)))
+    return {RequestHandle(row.slot, row.generation): found.get(row.slot, UNMEASURED) for row in board.view.requests}

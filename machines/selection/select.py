@@ -28,9 +28,14 @@ def select(view: View, compiled: Compiled | None = None, *, explain: bool = Fals
     `compiled` is the catalog of the view's graphs, in their order; it is made here if not given. `explain` adds every
     candidate, best first, with the terms of its score and why it lost.
     """
-    board = Board.of(view, compiled)
+    return decide(Board.of(view, compiled), explain=explain)
+
+
+def decide(board: Board, *, explain: bool = False) -> Decision:
+    """The same for a view that is sorted out already."""
+    view = board.view
     blocked = Blocked.of(board)
-    pools = _pools(board, blocked)
+    pools = _pools(board, blocked, every=explain)
     heads = front(pools)
     if blocked is not None:
         pairs = _pairs(blocked, heads, every=explain)
@@ -53,14 +58,13 @@ def select(view: View, compiled: Compiled | None = None, *, explain: bool = Fals
     return Decision(plan, None, None, candidates)
 
 
-def _pools(board: Board, blocked: Blocked | None) -> list[Pool]:
-    """The candidates of one graph, of all kinds."""
-    compiled = board.compiled
+def _pools(board: Board, blocked: Blocked | None, *, every: bool) -> list[Pool]:
+    """The candidates of one graph, of all kinds; `every`: with those that do not compete."""
     pools: tuple[Pool | None, ...] = (
         round_pool(board),
-        prompt_pool(board, compiled.prompts, board.prompt_cohorts),
-        prompt_pool(board, compiled.scored, board.scored_cohorts),
-        None if blocked is None else stage_pool(blocked),
+        prompt_pool(board, board.times.prompts, board.prompt_cohorts, every=every),
+        prompt_pool(board, board.times.scored, board.scored_cohorts, every=every),
+        None if blocked is None else stage_pool(blocked, every=every),
     )
     return [pool for pool in pools if pool is not None]
 

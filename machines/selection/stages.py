@@ -8,19 +8,18 @@ nothing.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..graph import GraphKind
 from .blocked import Blocked, stage_lane
+from .compiled import KINDS
 from .lanes import Ints, Option, Terms, terms
 from .view import Phase
 
 
-@dataclass(frozen=True, slots=True)
-class StagePool:
+class StagePool(NamedTuple):
     """Candidates [n]: `places` in the catalog's stage graphs, each with the first `counts` rows of its `order` [n, m]
     among those of value, and then rows with one stage left."""
 
@@ -54,30 +53,35 @@ class StagePool:
         return f"redundant: batch {smaller[smaller >= self.terms.served[index]].min()} serves the same requests"
 
 
-def stage_pool(blocked: Blocked) -> StagePool | None:
-    """One candidate for each graph that retires a finished request or advances a chain; None without any."""
+def stage_pool(blocked: Blocked, *, every: bool) -> StagePool | None:
+    """One candidate for each graph that retires a finished request or advances a chain; None without any. Those that do
+    not compete are among them only if `every` is asked for."""
     board, valued = blocked.board, blocked.valued
     if not valued.rows:
         return None
     stages = board.compiled.stages
     fits = valued.fits(board.compiled)
     counts = np.minimum(stages.batch, fits.sum(axis=1))
-    places = np.flatnonzero(counts)
+    needed = np.array([blocked.counts.get(kind, 0) for kind in KINDS]).take(stages.kind_at)
+    eligible = stages.batch_below < needed
+    places = np.flatnonzero(counts if every else counts * eligible)
     if not places.size:
         return None
-    fits, counts, batch = fits[places], counts[places], stages.batch[places]
-    duration_ms = board.duration_ms[stages.index[places]]
+    fits, counts = fits.take(places, axis=0), counts.take(places)
+    index = stages.index.take(places)
+    duration_ms = board.times.ms.take(index)
     service, age = valued.worth(duration_ms)
     order = np.argsort(np.where(fits, -(service + age), np.inf), axis=1, kind="stable")
-    flat, last = order + np.arange(len(order))[:, None] * order.shape[1], (np.arange(len(order)), counts - 1)
-    needed = np.array([blocked.counts.get(kind, 0) for kind in GraphKind], np.int64).take(stages.kind_at[places])
+    starts = np.arange(0, order.size, order.shape[1])
+    sums = np.array((service, age)).reshape(2, -1).take(order + starts[:, None], axis=1).cumsum(axis=2)
+    service, age = sums.reshape(2, -1).take(starts + (counts - 1), axis=1)
     priced = terms(
         duration_ms,
-        service.take(flat).cumsum(axis=1)[last],
-        age.take(flat).cumsum(axis=1)[last],
+        service,
+        age,
         board.waiting_price,
-        served=np.minimum(batch, needed),
-        eligible=stages.batch_below[places] < needed,
-        gap=None if board.gap_cost is None else board.gap_cost[stages.index[places]],
+        served=np.minimum(stages.batch, needed).take(places),
+        eligible=eligible.take(places),
+        gap=None if board.gap_cost is None else board.gap_cost.take(index),
     )
     return StagePool(priced, blocked, places, order, counts)

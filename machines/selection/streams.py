@@ -8,73 +8,68 @@ beyond what a request can propose or still produce is no error; its lane simply 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import chain
+from typing import NamedTuple
 
 import numpy as np
 
-from .compiled import Compiled, Ints
+from .compiled import Ints
 from .lanes import Floats, Scaled, token_prices
 from .premium import round_premium
+from .times import Group
 from .view import LaneWork, RequestRow
 
 
-@dataclass(frozen=True, slots=True)
-class Streams:
+class Streams(NamedTuple):
     """Decoding requests with output left: the first `ready` can be served now, the others stand behind stages; each
     part is in serving order.
 
-    `service` [w, m] is the priced service of one lane at each of `Compiled.widths`; `age_ms` is [m].
+    `service` [w, m] is the priced service of one lane at each of `Compiled.widths`; `age_ms` is [m], and so are
+    `rates`, the greatest (expected tokens)/T over the measured graphs that give output, tokens/ms; 0 without any.
     """
 
     rows: tuple[RequestRow, ...]
     ready: int
     service: Floats
     age_ms: Floats
+    rates: Floats
 
 
 def streams_of(
-    compiled: Compiled, duration_ms: Floats, scaled: Scaled, ready: Sequence[RequestRow], blocked: Sequence[RequestRow]
+    widths: Ints, rounds: Group, scaled: Scaled, ready: Sequence[RequestRow], blocked: Sequence[RequestRow]
 ) -> Streams:
-    """Price the lanes of decoding requests; `duration_ms` [G] is that of all graphs of the catalog, 0 where unknown."""
+    """Price the lanes of decoding requests, which the graphs of `rounds` serve."""
     rows = (*ready, *blocked)
-    prices = token_prices(rows, scaled, lambda some: stream_rates(compiled, duration_ms, [rows[i] for i in some]))
-    deliveries = np.array([row.delivery_price or 0.0 for row in rows], np.float64)
-    token = scaled.output_token_value + scaled.token_fairness * prices
-    service = expected_tokens(rows, compiled.widths, scored=True) * token + scaled.delivery_fairness * deliveries
-    premium = round_premium(compiled, duration_ms, scaled, len(ready), len(blocked))
-    if premium is not None:
-        service = service + premium
-    return Streams(rows, len(ready), service, np.array([row.age_ms for row in rows], np.float64))
+    if not rows:
+        nothing = np.zeros((len(widths), 0))
+        return Streams((), 0, nothing, nothing[0], nothing[0])
+    left = [row.output_left for row in rows]
+    scored, plain = [row.scored_survival for row in rows], [row.survival for row in rows]
+    expected = expected_tokens(scored, left, widths)
+    # Takes plain survival, the exponent of scores being a preference and no expectation ("Normalizers").
+    likely = expected if plain == scored else expected_tokens(plain, left, widths)
+    rates = (likely / rounds.least_ms[:, None]).max(axis=0)
+    token = scaled.output_token_value + scaled.token_fairness * token_prices(rows, scaled, rates)
+    deliveries = np.array([row.delivery_price or 0.0 for row in rows])
+    service = expected * token + scaled.delivery_fairness * deliveries
+    if scaled.output_time_price > 0.0:
+        service += round_premium(rounds, scaled, len(ready), len(blocked))
+    return Streams(rows, len(ready), service, np.array([row.age_ms for row in rows]), rates)
 
 
-def expected_tokens(rows: Sequence[RequestRow], widths: Ints, *, scored: bool) -> Floats:
+def expected_tokens(survivals: Sequence[Sequence[float]], left: Sequence[int], widths: Ints) -> Floats:
     """Expected output tokens [w, m] of a round: 1 + the survival of each proposal that W, the output limit and the
-    proposals themselves leave. `scored`: by the estimates that scores use, else by the plain ones."""
-    depth, count = int(widths[-1]) - 1, len(rows)
+    proposals themselves leave."""
+    depth, count = int(widths[-1]) - 1, len(survivals)
     totals = np.ones((count, depth + 1))
-    if depth and count:
+    if depth:
         nothing = (0.0,) * depth
-        survivals = [row.scored_survival if scored else row.survival for row in rows]
         flat = chain.from_iterable([s if len(s) == depth else (*s, *nothing)[:depth] for s in survivals])
         steps = np.fromiter(flat, np.float64, count * depth).reshape(count, depth)
-        left = [row.output_left for row in rows]
         if min(left) <= depth:
             steps = np.where(np.arange(1, depth + 1) < np.array(left)[:, None], steps, 0.0)
         totals[:, 1:] += steps.cumsum(axis=1)
-    return totals.take(widths - 1, axis=1).T
-
-
-def stream_rates(compiled: Compiled, duration_ms: Floats, rows: Sequence[RequestRow]) -> Floats:
-    """The greatest (expected tokens)/T [m] over the measured graphs that give output, tokens/ms; 0 without any.
-
-    Takes plain survival, the exponent of scores being a preference and no expectation ("Normalizers").
-    """
-    group = compiled.rounds
-    times = duration_ms[group.index]
-    of_width = group.width_at == np.arange(len(compiled.widths))[:, None]
-    fastest = np.where(of_width & (times > 0.0), times, np.inf).min(axis=1, initial=np.inf)
-    return np.asarray((expected_tokens(rows, compiled.widths, scored=False) / fastest[:, None]).max(axis=0))
+    return totals.T.take(widths - 1, axis=0)
 
 
 def target_positions(row: RequestRow, width: int) -> int:

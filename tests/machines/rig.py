@@ -178,4 +178,4 @@ def stage(shape: GraphShape, *requests: Request) -> Plan:
 
 def stage_lane(request: Request) -> LaneWork:
     assert request.handle is not None
-    return LaneWork(*request.handle, request.consumed, 0, False, False, 0.0)
+    return LaneWork(*request.handle, request.position, 0, False, False, 0.0)

@@ -53,7 +53,7 @@ def go_on(rig: Rig, request: Request) -> tuple[str, Dispatch, list[Effect]]:
     if request.stages:
         plan = stage(SHAPES[request.stages[0]], request)
     elif request.prefills:
-        plan = prefill(request, request.boundary() - request.consumed)
+        plan = prefill(request, request.boundary() - request.position)
     else:
         plan = decode(request)
     dispatch = commit(rig, plan)
@@ -180,7 +180,7 @@ def test_a_stage_that_would_move_tokens_is_refused() -> None:
     rig = Rig(catalog=STAGED)
     request = rig.arrive(8, 2, restored_tokens=2)
     work = stage_lane(request)
-    for wrong in (replace(work, start=2), replace(work, tokens=2), replace(work, emits=True)):
+    for wrong in (replace(work, start=0), replace(work, tokens=2), replace(work, emits=True)):
         with pytest.raises(CommitRefused, match="a stage gives no tokens"):
             rig.commit(plan_of(RESTORE, wrong))
     (ready,) = rig.decoding(1)

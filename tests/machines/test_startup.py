@@ -12,6 +12,7 @@ import pytest
 
 from flare.machines.ids import Fence, RequestHandle
 from flare.machines.prices import ServicePrices, log_scale_for
+from flare.machines.selection.board import Board
 from flare.machines.selection.reference import normalizers
 from flare.machines.selection.select import select
 from flare.machines.selection.view import GraphRow, LaneWork, RequestRow, View
@@ -78,7 +79,7 @@ def step(streams: list[Stream], lanes: tuple[LaneWork, ...], fence: Fence, took_
 def run(count: int, frames: int) -> list[Stream]:
     """`count` prompts arrive at time 0 and `frames` frames follow."""
     streams = [Stream(slot) for slot in range(count)]
-    rates = normalizers(take(streams, CATALOG, 0.0))
+    rates = normalizers(Board.of(take(streams, CATALOG, 0.0)))
     for stream in streams:
         stream.prices.start(BALANCED.newcomer_share, count, rates[RequestHandle(stream.slot, stream.slot + 1)][0])
     now_ms = 0.0

@@ -138,10 +138,15 @@ class Known:
         return steps
 
     @property
+    def position(self) -> int:
+        """Where its prompt goes on once what is due is done."""
+        return max([self.consumed, *(step.prefix for step in self.due)])
+
+    @property
     def boundary(self) -> int:
         """Where the next chunk must stop at the latest."""
         stop = next((step for step in self.way if isinstance(step, int)), self.spec.prompt_tokens)
-        return min(stop, self.spec.system_end) if self.consumed < self.spec.system_end else stop
+        return min(stop, self.spec.system_end) if self.position < self.spec.system_end else stop
 
     def go_on(self) -> None:
         """Stand where its way says."""

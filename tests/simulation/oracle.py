@@ -11,6 +11,8 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from msgspec.structs import replace
+
 from flare.machines.events import Deliver, Dispatch, Effect, RequestLost, RequestMoved, Retired, SubmitFrame
 from flare.machines.execution import Request
 from flare.machines.graph import GraphKind, GraphShape
@@ -105,7 +107,9 @@ class Oracle(Account):
         self.newcomers = []
         self.fence += 1
         assert submit.fence == self.fence
-        assert plan.lanes == tuple(lane.work for lane in submit.lanes)
+        for planned, lane in zip(plan.lanes, submit.lanes, strict=True):
+            start = self.requests[lane.request].position if lane.stage else lane.work.start
+            assert planned == replace(lane.work, start=start)
         check_lanes(self, submit, view)
         fresh = shape in self.seen_ns and now_ns - self.seen_ns[shape] <= self.ttl_ns
         if self.flights:

@@ -50,12 +50,12 @@ def _check_row(oracle: Oracle, known: Known, row: RequestRow, view: View) -> Non
     spec, serving = known.spec, [flight for flight in oracle.flights if known.id in flight.lanes]
     phase = _phase(known)
     assert row.phase is phase
-    assert (row.position, row.prompt_tokens) == (known.consumed, spec.prompt_tokens)
+    assert (row.position, row.prompt_tokens) == (known.position, spec.prompt_tokens)
     assert row.stages == (() if known.terminal else tuple(step.kind for step in known.due))
-    assert [span for span in spec.spans if span[1] > known.consumed] == list(row.spans)
+    assert [span for span in spec.spans if span[1] > known.position] == list(row.spans)
     if known.live:
         assert row.boundary == known.boundary
-    endpoints = [end for end in (*spec.messages, spec.prompt_tokens) if end > known.consumed]
+    endpoints = [end for end in (*spec.messages, spec.prompt_tokens) if end > known.position]
     assert row.next_endpoint == min(endpoints, default=spec.prompt_tokens)
     works = [flight.lanes[known.id].work for flight in serving]
     emitted = sum(work.tokens if work.delivers else work.emits for work in works)
@@ -72,11 +72,12 @@ def _check_row(oracle: Oracle, known: Known, row: RequestRow, view: View) -> Non
     assert math.isclose(row.age_ms, max(0, view.planning_ns - since_ns) / 1e6)
     queued = [_expected(flight, known) for flight in oracle.flights if known.id in flight.token_rates]
     rates = known.rates.projected([frame for frame in queued if frame[2] > 0], oracle.adaptation_ms)
-    for price, rate in zip((row.token_price, row.delivery_price), rates, strict=True):
+    paid = (view.policy.token_fairness, view.policy.delivery_fairness)
+    for price, rate, coefficient in zip((row.token_price, row.delivery_price), rates, paid, strict=True):
         assert (price is None) == (rate is None)
         if price is not None and rate is not None:
             assert math.isfinite(price) and price >= 0.0
-            log = log_price(rate)
+            log = log_price(rate) if coefficient > 0.0 and not known.terminal else 0.0
             # A price that vanishes beside the greatest of its view is worth nothing; its logarithm is lost.
             assert close(math.log(price) + view.log_scale, log) if price > 1e-290 else log - view.log_scale < -600.0
 

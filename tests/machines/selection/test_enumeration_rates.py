@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from flare.machines.ids import RequestHandle
+from flare.machines.selection.board import Board
 from flare.machines.selection.reference import normalizers
 from flare.machines.selection.view import Phase, RequestRow
 from tests.machines.oracle.cases import SORTS, case
@@ -30,7 +31,7 @@ def test_a_commit_freezes_the_fastest_service_and_the_reference_interval(sort: s
     measured = 0
     for number in range(CASES):
         taken = case(sort, number)
-        values, found = Values(taken, float), normalizers(taken)
+        values, found = Values(taken, float), normalizers(Board.of(taken))
         assert set(found) == {RequestHandle(row.slot, row.generation) for row in taken.requests}
         for row in taken.requests:
             mine = found[RequestHandle(row.slot, row.generation)]

@@ -12,6 +12,7 @@ import pytest
 from flare.machines.graph import GraphKind
 from flare.machines.selection.blocked import Blocked
 from flare.machines.selection.board import Board
+from flare.machines.selection.bounds import Bounds
 from flare.machines.selection.cohort import Ranking, rank
 from flare.machines.selection.pairs import pair_pool
 from flare.machines.selection.select import select
@@ -221,10 +222,15 @@ def test_no_pair_is_worth_more_than_its_bound(kind: GraphKind) -> None:
     for number in range(300):
         blocked = Blocked.of(Board.of(case(f"pairs_{kind}", number)))
         pool = None if blocked is None else pair_pool(blocked, every=True)
-        for choice in () if pool is None else pool.choices:
-            one = choice.prerequisite
-            bound = one.bound[one.graphs.index(choice.first), choice.sequel - one.start]
-            slack = 1e-12 * (abs(bound) + 2.0 * one.cost_max)
+        if blocked is None or pool is None:
+            continue
+        pairs = [Bounds.of(blocked, aged=aged, fastest=False, only=None) for aged in (True, False)]
+        for choice in pool.choices:
+            bounds = pairs[0 if choice.horizon_ms else 1]
+            assert bounds is not None
+            place = [graph for _, graph in bounds.firsts].index(choice.first)
+            bound = bounds.bound[place, choice.sequel - bounds.start]
+            slack = 1e-12 * (abs(bound) + 2.0 * bounds.cost_max)
             assert choice.score <= bound + slack, number
             seen += 1
     assert seen > 1_000

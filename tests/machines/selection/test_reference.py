@@ -11,6 +11,7 @@ import pytest
 
 from flare.machines.graph import GraphKind
 from flare.machines.ids import RequestHandle
+from flare.machines.selection.board import Board
 from flare.machines.selection.cohort import rank
 from flare.machines.selection.interval import reference_interval
 from flare.machines.selection.lanes import terms
@@ -86,7 +87,7 @@ def test_normalizers_are_the_fastest_expected_service() -> None:
         prompt(4, 500, boundary=200),
         prompt(5, 64, phase=Phase.SCORED_PREFILL),
     ]
-    found = normalizers(view(graphs, rows))
+    found = normalizers(Board.of(view(graphs, rows)))
     assert found == {
         # Two streams: batch one gives 8/1 ms a delivery, batch four 10/2.
         RequestHandle(0, 1): (1 / 8.0, 2 * 10.0 / 2),
@@ -119,7 +120,8 @@ def test_every_family_has_its_own_reference_interval() -> None:
         terminal(5),
         decoder(6, stages=(GraphKind.RESUME,)),
     ]
-    found = [normalizers(view(graphs, rows))[RequestHandle(row.slot, row.generation)] for row in rows]
+    measured = normalizers(Board.of(view(graphs, rows)))
+    found = [measured[RequestHandle(row.slot, row.generation)] for row in rows]
     assert found == [
         # Six wait: four streams and two that ended. Two are ready: the best round costs each of them 10/2.
         (2.25 / 16, 6 * 10.0 / 2),

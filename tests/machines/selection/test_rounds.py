@@ -14,7 +14,7 @@ from flare.machines.graph import GraphKind
 from flare.machines.selection.board import Board
 from flare.machines.selection.cohort import rank
 from flare.machines.selection.select import select
-from flare.machines.selection.streams import expected_tokens, stream_rates
+from flare.machines.selection.streams import expected_tokens
 from flare.machines.selection.view import Candidate, LaneWork, Phase, Plan, Reason, View
 from tests.machines.build import (
     BALANCED,
@@ -50,7 +50,7 @@ def candidates(taken: View) -> dict[tuple[str, tuple[int, ...]], Candidate]:
 def test_expected_tokens_match_the_reference(case: dict[str, Any]) -> None:
     survival = tuple(np.minimum.accumulate(case["survival"]) ** case["alpha"])
     row = decoder(0, scored_survival=survival, output_left=case["tokens_left"])
-    got = expected_tokens([row, decoder(1)], np.array([1, case["width"]]), scored=True)
+    got = expected_tokens([row.scored_survival, ()], [row.output_left, 9], np.array([1, case["width"]]))
     assert got[1] == pytest.approx([case["expect"], 1.0], rel=1e-12)
     assert got[0].tolist() == [1.0, 1.0]
 
@@ -84,11 +84,10 @@ def test_rounds_are_queued_like_decode_and_make_each_other_redundant_by_batch_al
 def test_the_fastest_expected_rate_counts_wide_rounds() -> None:
     rows = (decoder(0, survival=HALVES), decoder(1))
     graphs = [graph(decode_shape(4), 10.0), graph(speculative_shape(2, 4), 15.0), graph(mixed_shape(2, 64, width=3))]
-    board = Board.of(view(graphs, rows))
-    rates = stream_rates(board.compiled, board.duration_ms, rows)
+    rates = Board.of(view(graphs, rows)).streams.rates
     assert rates == pytest.approx([1.875 / 15.0, 1 / 10.0])
     unmeasured = Board.of(view([graph(decode_shape(4))], rows))
-    assert stream_rates(unmeasured.compiled, unmeasured.duration_ms, rows).tolist() == [0.0, 0.0]
+    assert unmeasured.streams.rates.tolist() == [0.0, 0.0]
 
 
 def test_an_unknown_round_takes_the_lanes_of_greatest_service() -> None:
