@@ -177,6 +177,10 @@ class Scheduler:
         """The frozen snapshot that a decision reads."""
         return self._view(now_ns, self.residents)
 
+    def board(self, now_ns: int) -> Board:
+        """That snapshot, sorted out and priced: what a decision and its commit share."""
+        return Board.of(self.view(now_ns), self.compiled)
+
     def _view(self, now_ns: int, requests: Sequence[Request]) -> View:
         return take_view(
             now_ns,
@@ -242,12 +246,9 @@ class Scheduler:
 
     # Commit
 
-    def commit(self, plan: Plan, view: View, now_ns: int, board: Board | None = None) -> list[Effect]:
-        """Commit and submit a plan that `select` chose from `view`. Raises `CommitRefused` if ownership, epochs,
-        stages, resources, feedback dependencies, freshness or credit no longer allow it; selection is not run again.
-
-        `board` is what `decide` read of the view; it is made here if not given.
-        """
+    def commit(self, plan: Plan, board: Board, now_ns: int) -> list[Effect]:
+        """Commit and submit a plan that was chosen from `board`. Raises `CommitRefused` if ownership, epochs, stages,
+        resources, feedback dependencies, freshness or credit no longer allow it; selection is not run again."""
         self._check_commit(plan, now_ns)
         self._newcomers = []
         frame = next(slot for slot in self.frames if slot.state is SlotState.FREE)
@@ -256,8 +257,6 @@ class Scheduler:
         dispatches = self._dispatches(plan)
         stages = tuple([dispatch.stage for dispatch in dispatches if dispatch.stage is not None])
         closes_window = self.durations.row(plan.shape, now_ns).runs_alone
-        if board is None:
-            board = Board.of(view, self.compiled)
         commit = Commit(fence, plan, self._participants(plan, board), closes_window, stages)
         self._move_slot(frame, commit, effects)
         for dispatch in dispatches:

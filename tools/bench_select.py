@@ -190,7 +190,7 @@ def _steps(rounds: int) -> None:
         board = _timed(parts["board"], partial(Board.of, view, scheduler.compiled))
         plan = _timed(parts["decide"], partial(decide, board)).plan
         assert plan is not None, "64 requests always have something to do"
-        _timed(parts["commit"], partial(scheduler.commit, plan, view, now_ns, board))
+        _timed(parts["commit"], partial(scheduler.commit, plan, board, now_ns))
         now_ns += plan.duration_ns
         records = tuple([_record(scheduler, lane) for lane in plan.lanes])
         commit = scheduler.in_flight[0].commit

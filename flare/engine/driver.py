@@ -53,15 +53,14 @@ class Driver:
             event = CompleteFrame(completion.fence, completion.device_ns, _records(completion), completion.error)
             self._host.execute(self._scheduler.apply(event, now_ns), completion.results, now_ns)
         while self._scheduler.accepts and self._scheduler.has_runnable:
-            view = self._scheduler.view(now_ns)
-            board = Board.of(view, self._scheduler.compiled)
+            board = self._scheduler.board(now_ns)
             decision = decide(board)
             if decision.plan is None:
                 break
             self._commit(decision.plan, board, now_ns)
 
     def _commit(self, plan: Plan, board: Board, now_ns: int) -> None:
-        effects = self._scheduler.commit(plan, board.view, now_ns, board)
+        effects = self._scheduler.commit(plan, board, now_ns)
         self._host.committed(effects, board.view, now_ns)
         for effect in effects:
             if isinstance(effect, SubmitFrame):

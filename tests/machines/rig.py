@@ -16,6 +16,7 @@ from flare.machines.ids import Fence, RequestHandle, RequestId
 from flare.machines.pages import PagePool
 from flare.machines.request import EndReason, RequestSpec
 from flare.machines.scheduler import Scheduler
+from flare.machines.selection.board import Board
 from flare.machines.selection.view import LaneWork, Plan, PolicyRow, Reason, View
 from flare.machines.waiting import WaitingQueue
 
@@ -103,7 +104,8 @@ class Rig:
 
     def commit(self, plan: Plan, view: View | None = None) -> Fence:
         """Commit a plan now; returns its fence."""
-        effects = self.scheduler.commit(plan, view or self.scheduler.view(self.now_ns), self.now_ns)
+        board = Board.of(view or self.scheduler.view(self.now_ns), self.scheduler.compiled)
+        effects = self.scheduler.commit(plan, board, self.now_ns)
         self.scheduler.check()
         submit = effects[-1]
         assert isinstance(submit, SubmitFrame)

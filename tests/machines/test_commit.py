@@ -46,7 +46,7 @@ def refuse(rig: Rig, plan: Plan, because: str) -> None:
     """The plan is refused, nothing changes, and the next fence is the one that it did not get."""
     before = shown(rig)
     with pytest.raises(CommitRefused, match=because):
-        rig.scheduler.commit(plan, rig.scheduler.view(rig.now_ns), rig.now_ns)
+        rig.scheduler.commit(plan, rig.scheduler.board(rig.now_ns), rig.now_ns)
     assert shown(rig) == before
     rig.scheduler.check()
 
@@ -237,7 +237,7 @@ def test_pages_are_bound_with_the_first_frame_alone() -> None:
     first = rig.arrive(12)
     bound = []
     for tokens in (8, 4):
-        effects = rig.scheduler.commit(prefill(first, tokens), rig.scheduler.view(rig.now_ns), rig.now_ns)
+        effects = rig.scheduler.commit(prefill(first, tokens), rig.scheduler.board(rig.now_ns), rig.now_ns)
         (submit,) = [effect for effect in effects if isinstance(effect, SubmitFrame)]
         assert not [effect for effect in effects if isinstance(effect, RequestMoved)]
         bound.append(submit.lanes[0].pages)

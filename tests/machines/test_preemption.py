@@ -57,7 +57,7 @@ def test_a_preempted_request_goes_on_where_it_was() -> None:
     seen = row(rig.scheduler.view(rig.now_ns + 3 * MS), request)
     assert (request.state, seen.phase, seen.age_ms) == (RequestState.PREEMPTING, Phase.TERMINAL, 3.0)
     plan = stage(RETIRE, request)
-    effects = rig.scheduler.commit(plan, rig.scheduler.view(rig.now_ns), rig.now_ns)
+    effects = rig.scheduler.commit(plan, rig.scheduler.board(rig.now_ns), rig.now_ns)
     assert submitted(effects) == StageWork(StateRow(0), retires=True)
     prices = (token_price(request), delivery_price(request))
     effects = rig.complete(after_ms=4)
@@ -68,7 +68,7 @@ def test_a_preempted_request_goes_on_where_it_was() -> None:
     assert (seen.phase, seen.stages, seen.output_left) == (Phase.DECODE, (GraphKind.RESUME,), 2)
     assert seen.age_ms == (rig.now_ns - visible_ns) / MS
     assert (token_price(request), delivery_price(request)) == prices
-    effects = rig.scheduler.commit(stage(RESUME, request), rig.scheduler.view(rig.now_ns), rig.now_ns)
+    effects = rig.scheduler.commit(stage(RESUME, request), rig.scheduler.board(rig.now_ns), rig.now_ns)
     assert submitted(effects) == StageWork(StateRow(0))
     (submit,) = [effect for effect in effects if isinstance(effect, SubmitFrame)]
     assert submit.lanes[0].pages == request.pages and len(request.pages) == 3
@@ -135,7 +135,7 @@ def test_an_end_in_flight_ends_the_preemption() -> None:
     rig.complete(after_ms=10)
     assert request.state is RequestState.RETIRING
     assert row(rig.scheduler.view(rig.now_ns), request).age_ms == 10.0
-    effects = rig.scheduler.commit(stage(RETIRE, request), rig.scheduler.view(rig.now_ns), rig.now_ns)
+    effects = rig.scheduler.commit(stage(RETIRE, request), rig.scheduler.board(rig.now_ns), rig.now_ns)
     assert submitted(effects) == StageWork(retires=True)
     assert retired(rig.complete(after_ms=4)) == [request.id]
     assert rig.scheduler.state_rows.free == 1

@@ -81,7 +81,7 @@ def test_an_episode_pays_its_device_time_or_else_its_wall_time(
     rig = funded()
     effects = rig.scheduler.commit(
         as_reason(decode(rig.scheduler.residents[0], shape=SMALL_DECODE), Reason.TIMING_REFRESH),
-        rig.scheduler.view(rig.now_ns),
+        rig.scheduler.board(rig.now_ns),
         rig.now_ns,
     )
     assert moves(effects) == [("funded", "open")]

@@ -82,7 +82,7 @@ def test_text_is_delivered_at_once_and_the_response_completes_with_the_snapshot(
     assert not retired(effects)
     assert (rig.scheduler.free_slots, request.end_reason) == (3, EndReason.LENGTH)
     plan = stage(RETIRE, request)
-    assert submitted(rig.scheduler.commit(plan, rig.scheduler.view(rig.now_ns), rig.now_ns)) == StageWork(retires=True)
+    assert submitted(rig.scheduler.commit(plan, rig.scheduler.board(rig.now_ns), rig.now_ns)) == StageWork(retires=True)
     effects = rig.complete(after_ms=4)
     assert retired(effects) == [request.id]
     assert request.state is RequestState.RETIRED and rig.scheduler.idle

@@ -41,7 +41,7 @@ IMAGES = (ImageWindow(2, 5, 2), ImageWindow(6, 9, 1))
 
 def commit(rig: Rig, plan: Plan) -> Dispatch:
     """The only lane that a commit submits."""
-    effects = rig.scheduler.commit(plan, rig.scheduler.view(rig.now_ns), rig.now_ns)
+    effects = rig.scheduler.commit(plan, rig.scheduler.board(rig.now_ns), rig.now_ns)
     rig.scheduler.check()
     (submit,) = [effect for effect in effects if isinstance(effect, SubmitFrame)]
     (dispatch,) = submit.lanes

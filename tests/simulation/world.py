@@ -42,7 +42,8 @@ from flare.machines.graph import GraphKind
 from flare.machines.ids import Fence, RequestHandle, RequestId
 from flare.machines.pages import PagePool
 from flare.machines.scheduler import Scheduler
-from flare.machines.selection.select import select
+from flare.machines.selection.board import Board
+from flare.machines.selection.select import decide, select
 from flare.machines.selection.view import Decision, Plan, Reason, View
 from flare.machines.waiting import WaitingQueue
 
@@ -280,7 +281,8 @@ class World:
         while scheduler.accepts and scheduler.has_runnable:
             view = scheduler.view(self.now_ns)
             check_view(self.oracle, view, self.now_ns)
-            decision = select(view, scheduler.compiled)
+            board = Board.of(view, scheduler.compiled)
+            decision = decide(board)
             self.counts["decisions"] += 1
             if self.rng.random() < 0.05:
                 again = select(msgspec.json.decode(msgspec.json.encode(view), type=View))
@@ -290,14 +292,14 @@ class World:
                 assert scheduler.in_flight, "requests could be served, the window is empty, and nothing was chosen"
                 break
             if not self.calm and self.rng.random() < self.scenario.rates.late_commit:
-                self.later(self.rng.choice((0, MS, 50 * MS)), functools.partial(self.commit, plan, view))
+                self.later(self.rng.choice((0, MS, 50 * MS)), functools.partial(self.commit, plan, board))
                 break
-            self.commit(plan, view, refusable=False)
+            self.commit(plan, board, refusable=False)
 
-    def commit(self, plan: Plan, view: View, *, refusable: bool = True) -> None:
+    def commit(self, plan: Plan, board: Board, *, refusable: bool = True) -> None:
         """Commit a plan and submit its frame."""
         try:
-            effects = self.scheduler.commit(plan, view, self.now_ns)
+            effects = self.scheduler.commit(plan, board, self.now_ns)
         except CommitRefused:
             if not refusable:
                 raise
@@ -306,7 +308,7 @@ class World:
             return
         for effect in effects:
             if isinstance(effect, SubmitFrame):
-                self.submit(effect, view)
+                self.submit(effect, board.view)
         self.check()
         for lane in plan.lanes:
             for request in self.scheduler.residents:
