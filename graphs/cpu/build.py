@@ -18,7 +18,6 @@ from pathlib import Path
 
 FLAGS = ("-std=c++20", "-O3", "-march=native", "-ffp-contract=fast", "-fno-math-errno", "-shared", "-fPIC", "-pthread")
 COMPILERS = ("g++", "c++", "clang++")
-SOURCES = ("vec.hpp", "team.hpp", "gemm.hpp", "attention.hpp", "tiles.hpp", "sampling.hpp", "records.hpp", "step.cpp")
 COMPILE_SECONDS_MAX = 300
 
 
@@ -29,7 +28,7 @@ class CannotCompile(RuntimeError):
 def native_library(cache_dir: Path) -> Path:
     """The compiled program, from `cache_dir` or built now. Raises `CannotCompile`."""
     compiler = find_compiler()
-    sources = {name: (resources.files(__package__) / "native" / name).read_bytes() for name in SOURCES}
+    sources = _sources()
     library = cache_dir / f"step-{_key(compiler, sources)}.so"
     if not library.exists():
         _compile(compiler, sources, library)
@@ -46,6 +45,11 @@ def find_compiler() -> str:
         f"no C++ compiler found ({'$CXX is ' + named if named else 'tried ' + ', '.join(COMPILERS)}): "
         "install g++ for the fast programs"
     )
+
+
+def _sources() -> dict[str, bytes]:
+    files = (resources.files(__package__) / "native").iterdir()
+    return {file.name: file.read_bytes() for file in sorted(files, key=lambda file: file.name)}
 
 
 def _key(compiler: str, sources: dict[str, bytes]) -> str:

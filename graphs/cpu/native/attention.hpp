@@ -9,7 +9,15 @@
 
 namespace flare {
 
-constexpr int PAGE = 32, QUERIES = 12;
+constexpr int PAGE = 32;
+
+// The registers hold the sums of QUERIES queries; of more than SOME only for half a page. The sums of at most FEW are so few
+// that each one's latency would show: work on twice as many.
+#if defined(FLARE_PAIRS)
+constexpr int QUERIES = 4, FEW = 1, SOME = 2;
+#else
+constexpr int QUERIES = 12, FEW = 6, SOME = 12;
+#endif
 
 // One page of one key head at `base + page * stride`, bfloat16 in pairs of what is summed over: keys
 // [head_dim / 2][PAGE][2] and values [PAGE / 2][head_dim][2].
@@ -67,7 +75,7 @@ inline F high_half(U pair) { return (F)(pair & 0xffff0000u); }
 
 // One row of scores, [page][PAGE] at `stride` floats from page to page: -inf outside (first, last]; gives the largest.
 inline float mask_row(float *scores, int stride, int pages, int first, int last) {
-  const I lane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+  const I lane = lane_numbers();
   F top = splat(-INFINITY);
   for (int p = 0; p < pages; p++)
     for (int half = 0; half < PAGE; half += LANES) {
@@ -115,6 +123,24 @@ template <int Q, int P> inline void score_pages(const PagedHead &kv, const int32
     }
 }
 
+// The same for one page, in two halves.
+template <int Q> inline void score_halves(const PagedHead &kv, const int32_t *page, int head_dim, const float *packed, float *scores) {
+  for (int half = 0; half < PAGE; half += LANES) {
+    const uint16_t *k = kv.keys + *page * kv.stride + 2 * half;
+    F s[Q];
+    for (int i = 0; i < Q; i++) s[i] = F{};
+    for (int d = 0; d < head_dim; d += 2) {
+      const U pair = load<U>(k + d * PAGE);
+      const F low = low_half(pair), high = high_half(pair);
+#pragma GCC unroll 4
+      for (int i = 0; i < Q; i++) s[i] += low * packed[d * Q + i];
+#pragma GCC unroll 4
+      for (int i = 0; i < Q; i++) s[i] += high * packed[(d + 1) * Q + i];
+    }
+    for (int i = 0; i < Q; i++) store(scores + i * PAGE + half, s[i]);
+  }
+}
+
 // Turn scores into exponentials, 0 outside what a query sees; `total` gets their sums.
 template <int Q> inline void soften(float *scores, const Seen<Q> &seen, float *total) {
   for (int i = 0; i < Q; i++) {
@@ -160,17 +186,19 @@ template <int Q> inline void attend(const Queries<QUERIES> &qs, const PagedHead 
   const Seen<Q> seen(qs.last, Q, kv.pages, window);
   for (int i = 0; i < Q; i++)
     for (int d = 0; d < head_dim; d++) packed[d * Q + i] = qs.query[i][d];
-  constexpr bool FEW = Q <= 6; // so few sums that each one's latency would show: work on twice as many
   int p = 0;
-  if (FEW)
-    for (; p + 2 <= seen.count; p += 2) score_pages<Q, FEW ? 2 : 1>(kv, seen.pages + p, head_dim, packed, scores + p * Q * PAGE);
-  for (; p < seen.count; p++) score_pages<Q, 1>(kv, seen.pages + p, head_dim, packed, scores + p * Q * PAGE);
+  if constexpr (Q <= FEW)
+    for (; p + 2 <= seen.count; p += 2) score_pages<Q, 2>(kv, seen.pages + p, head_dim, packed, scores + p * Q * PAGE);
+  for (; p < seen.count; p++)
+    if constexpr (Q <= SOME) score_pages<Q, 1>(kv, seen.pages + p, head_dim, packed, scores + p * Q * PAGE);
+    else score_halves<Q>(kv, seen.pages + p, head_dim, packed, scores + p * Q * PAGE);
   float total[Q];
   soften<Q>(scores, seen, total);
   int d = 0;
-  if (FEW)
-    for (; d + 4 * LANES <= head_dim; d += 4 * LANES) mix_values<Q, FEW ? 4 : 1>(qs, kv, seen, head_dim, d, scores, total);
-  for (; d < head_dim; d += 2 * LANES) mix_values<Q, 2>(qs, kv, seen, head_dim, d, scores, total);
+  if constexpr (Q <= FEW)
+    for (; d + 4 * LANES <= head_dim; d += 4 * LANES) mix_values<Q, 4>(qs, kv, seen, head_dim, d, scores, total);
+  constexpr int V = Q <= SOME ? 2 : 1;
+  for (; d < head_dim; d += V * LANES) mix_values<Q, V>(qs, kv, seen, head_dim, d, scores, total);
 }
 
 using Attend = void (*)(const Queries<QUERIES> &, const PagedHead &, int, int, float *, float *);
@@ -179,6 +207,6 @@ struct AttendTable {
   Attend of[QUERIES];
 };
 template <int... Q> constexpr AttendTable attend_table(std::integer_sequence<int, Q...>) { return {{&attend<Q + 1>...}}; }
-inline constexpr AttendTable ATTEND = attend_table(std::make_integer_sequence<int, QUERIES>{});
+constexpr AttendTable ATTEND = attend_table(std::make_integer_sequence<int, QUERIES>{});
 
 } // namespace flare

@@ -27,7 +27,7 @@ inline U mix32(U h) {
 }
 inline F gumbel(uint64_t key, U tokens) {
   U h = mix32(mix32(tokens + (uint32_t)key) ^ (uint32_t)(key >> 32));
-  F v = __builtin_convertvector(h, F) * 0x1p-32f + 0x1p-33f;
+  F v = to_float(h) * 0x1p-32f + 0x1p-33f;
   F series = v * (1.0f + v * (0.5f + v * (1.0f / 3 + v * (0.25f + v * (0.2f + v * (1.0f / 6))))));
   F rest = 1.0f - v;
   F direct = -vlog(select(rest > 0x1p-33f, rest, splat(0x1p-33f)));
@@ -41,7 +41,7 @@ struct Best {
 
 // The largest of f(16 lanes from i); the lowest index wins a tie. `size` need not be a multiple of 16.
 template <class Value> inline Best argmax(int size, Value value) {
-  const I lane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+  const I lane = lane_numbers();
   F top = splat(-INFINITY);
   I where = splat(0);
   for (int i = 0; i < size; i += LANES) {

@@ -19,6 +19,7 @@ namespace {
 enum { RUNNING = 0, ENDED_STOP = 1, ENDED_LENGTH = 2 };
 enum { NO_TOKEN = -1, NOT_FINITE = -2 };
 constexpr int TEAM_ROWS = 16, SOLO_ROWS = 40; // for each thread; of each block
+constexpr int RUN_QUERIES = 12; // of rows that attend together without tiles
 constexpr int PHASES_PER_LAYER = 9; // calls of Crew::each by the whole team in `project` and `mix`
 
 struct Row { // `packed` is its place in the inputs
@@ -74,7 +75,7 @@ private:
   void cut() {
     const int n = (int)rows.size(), threads = team.size(), turn = threads * SOLO_ROWS;
     const int count = n <= TEAM_ROWS * threads ? 1 : threads * ((n + turn - 1) / turn); // as many for each thread
-    const int height = std::max(1, (tiles ? TILE_QUERIES : QUERIES) / (int)(m.heads / m.kv_heads));
+    const int height = std::max(1, (tiles ? TILE_QUERIES : RUN_QUERIES) / (int)(m.heads / m.kv_heads));
     blocks.clear();
     runs.clear();
     for (int i = 0; i < count; i++) {

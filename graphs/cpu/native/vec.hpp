@@ -1,4 +1,5 @@
-// Vectors of 16 lanes, written with the compiler's own vector types so that one source serves every CPU.
+// Vectors of 16 lanes, written with the compiler's own vector types so that one source serves every CPU (but for AVX2,
+// which has registers of half that size: pair.hpp).
 //
 // Owns loads, conversions, exp, log, reductions and the one instruction that matters: dp4, four 8-bit products added to
 // a 32-bit lane. Surprising rule: nothing here may depend on how many rows are processed together; each row's arithmetic
@@ -10,9 +11,16 @@
 #if defined(__x86_64__)
 #include <immintrin.h>
 #endif
+#if defined(__AVX2__) && defined(__FMA__) && defined(__F16C__) && !defined(__AVX512F__)
+#define FLARE_PAIRS
+#include "pair.hpp"
+#endif
 
 namespace flare {
 
+constexpr int LANES = 16;
+
+#if !defined(FLARE_PAIRS)
 typedef float F __attribute__((vector_size(64)));
 typedef int32_t I __attribute__((vector_size(64)));
 typedef uint32_t U __attribute__((vector_size(64)));
@@ -21,8 +29,6 @@ typedef _Float16 H __attribute__((vector_size(32)));
 typedef uint16_t S __attribute__((vector_size(32)));
 typedef int8_t C __attribute__((vector_size(16)));
 
-constexpr int LANES = 16;
-
 template <class V> inline V load(const void *p) {
   V v;
   std::memcpy(&v, p, sizeof v);
@@ -30,8 +36,6 @@ template <class V> inline V load(const void *p) {
 }
 template <class V> inline void store(void *p, V v) { std::memcpy(p, &v, sizeof v); }
 
-inline F splat(float x) { return F{} + x; }
-inline I splat(int32_t x) { return I{} + x; }
 inline F half_to_float(const void *p) {
 #if defined(__AVX512F__)
   return (F)_mm512_cvtph_ps(load<__m256i>(p)); // the compiler would convert lane by lane
@@ -39,17 +43,12 @@ inline F half_to_float(const void *p) {
   return __builtin_convertvector(load<H>(p), F);
 #endif
 }
-inline F bf16_to_float(const void *p) {
-#if defined(__AVX512F__)
-  return (F)_mm512_slli_epi32(_mm512_cvtepu16_epi32(load<__m256i>(p)), 16);
-#else
-  return (F)(__builtin_convertvector(load<S>(p), U) << 16);
-#endif
-}
-inline S float_to_bf16(F x) { // round to nearest, ties to even
-  U u = (U)x;
-  return __builtin_convertvector((u + 0x7fff + ((u >> 16) & 1)) >> 16, S);
-}
+inline I lane_numbers() { return I{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15}; }
+inline I to_int(F v) { return __builtin_convertvector(v, I); }
+template <class V> inline F to_float(V v) { return __builtin_convertvector(v, F); }
+inline C to_bytes(I v) { return __builtin_convertvector(v, C); }
+inline S to_words(U v) { return __builtin_convertvector(v, S); }
+
 inline F select(I mask, F a, F b) { return (F)((mask & (I)a) | (~mask & (I)b)); }
 inline F vmax(F a, F b) {
 #if defined(__AVX512F__)
@@ -58,7 +57,6 @@ inline F vmax(F a, F b) {
   return select(a > b, a, b);
 #endif
 }
-inline F vabs(F a) { return (F)((I)a & 0x7fffffff); }
 // Halves, then quarters, ...: the same order on every CPU.
 template <class Op> inline float fold(F v, Op op) {
   float part[LANES];
@@ -68,20 +66,6 @@ template <class Op> inline float fold(F v, Op op) {
 #pragma GCC unroll 8
     for (int i = 0; i < step; i++) part[i] = op(part[i], part[i + step]);
   return part[0];
-}
-inline float sum(F v) {
-#if defined(__AVX512F__)
-  return _mm512_reduce_add_ps((__m512)v);
-#else
-  return fold(v, [](float a, float b) { return a + b; });
-#endif
-}
-inline float maximum(F v) {
-#if defined(__AVX512F__)
-  return _mm512_reduce_max_ps((__m512)v);
-#else
-  return fold(v, [](float a, float b) { return a > b ? a : b; });
-#endif
 }
 inline bool any(I mask) {
 #if defined(__AVX512F__)
@@ -99,25 +83,34 @@ inline I dp4(I acc, B w, const int8_t *four) {
 #if defined(__AVX512VNNI__)
   // The compiler would load and spread `four` by an instruction of its own, which costs a third of the speed.
   asm("vpdpbusd %2%{1to16%}, %1, %0" : "+v"(acc) : "v"(w), "m"(*(const int32_t(*))four));
-  return acc;
 #else
   const int32_t a = load<int32_t>(four);
-#if defined(__AVX2__)
-  __m256i w2[2], acc2[2], bytes = _mm256_set1_epi32(a), ones = _mm256_set1_epi16(1), low = _mm256_set1_epi8(15);
-  std::memcpy(w2, &w, sizeof w2);
-  std::memcpy(acc2, &acc, sizeof acc2);
-  for (int i = 0; i < 2; i++) { // two nibbles, since the 16-bit sums of whole bytes would saturate
-    __m256i lo = _mm256_maddubs_epi16(_mm256_and_si256(w2[i], low), bytes);
-    __m256i hi = _mm256_maddubs_epi16(_mm256_and_si256(_mm256_srli_epi16(w2[i], 4), low), bytes);
-    __m256i products = _mm256_add_epi32(_mm256_madd_epi16(lo, ones), _mm256_slli_epi32(_mm256_madd_epi16(hi, ones), 4));
-    acc2[i] = _mm256_add_epi32(acc2[i], products);
-  }
-  std::memcpy(&acc, acc2, sizeof acc);
-#else
   I words = (I)w;
   for (int b = 0; b < 4; b++) acc += ((words >> (8 * b)) & 255) * (int32_t)(int8_t)(a >> (8 * b));
 #endif
   return acc;
+}
+#endif
+
+inline F splat(float x) { return F{} + x; }
+inline I splat(int32_t x) { return I{} + x; }
+inline F vabs(F a) { return (F)((I)a & 0x7fffffff); }
+inline S float_to_bf16(F x) { // round to nearest, ties to even
+  U u = (U)x;
+  return to_words((u + 0x7fff + ((u >> 16) & 1)) >> 16);
+}
+inline float sum(F v) {
+#if defined(__AVX512F__)
+  return _mm512_reduce_add_ps((__m512)v);
+#else
+  return fold(v, [](auto a, auto b) { return a + b; });
+#endif
+}
+inline float maximum(F v) {
+#if defined(__AVX512F__)
+  return _mm512_reduce_max_ps((__m512)v);
+#else
+  return fold(v, [](auto a, auto b) { return a > b ? a : b; });
 #endif
 }
 
@@ -133,14 +126,14 @@ inline F vexp(F x) { // relative error about 1e-7; 0 below -87; NaN stays NaN
   p = p * r + 5.0000001201e-1f;
   p = p * (r * r) + r + 1.0f;
   I live = (x > -87.0f) & (x < 88.0f);
-  I exponent = (__builtin_convertvector(select(live, n, F{}), I) + 127) << 23;
+  I exponent = (to_int(select(live, n, F{})) + 127) << 23;
   F result = p * (F)exponent;
   return select(x < 88.0f, select(live, result, F{}), x + INFINITY);
 }
 
 inline F vlog(F x) { // of normal positive numbers; relative error about 1e-7
   I bits = (I)x - 0x3f3504f3;
-  F e = __builtin_convertvector(bits >> 23, F);
+  F e = to_float(bits >> 23);
   F m = (F)((bits & 0x007fffff) + 0x3f3504f3) - 1.0f;
   F p = splat(7.0376836292e-2f);
   p = p * m - 1.1514610310e-1f;
