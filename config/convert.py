@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import math
+import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import TypeVar
 
@@ -19,6 +20,8 @@ from .schema import ConfigError
 from .sizes import parse_bytes, size_text
 
 Record = TypeVar("Record", bound=msgspec.Struct)
+
+_SIGNS = {">=": "of at least", "<=": "of at most", ">": "above", "<": "below"}
 
 
 def nearest(key: str, known: Iterable[str]) -> str:
@@ -79,7 +82,7 @@ def checked_value(field: FieldInfo, value: object, where: str, *, text: bool = F
     try:
         result: object = msgspec.convert(value, field.type, strict=not text)
     except msgspec.ValidationError as error:
-        raise ConfigError(f"{where}: {_choices(kind) or error}") from None
+        raise ConfigError(f"{where}: {_choices(kind) or _told(error, value, field)}") from None
     if isinstance(result, float) and not math.isfinite(result):
         raise ConfigError(f"{where}: {result} is not a finite number")
     return result
@@ -118,6 +121,28 @@ def _choices(kind: msgspec.inspect.Type) -> str | None:
         if isinstance(part, msgspec.inspect.LiteralType):
             return f"must be one of {', '.join(map(str, part.values))}"
     return None
+
+
+def _told(error: msgspec.ValidationError, value: object, field: FieldInfo) -> str:
+    """What msgspec says, with the place in a list or a table as the number of the entry: its key may be a secret."""
+    text, _, path = str(error).partition(" - at `$")
+    text = text[:1].lower() + text[1:].replace("`", "")
+    for sign, words in _SIGNS.items():
+        text = text.replace(f" {sign} ", f" {words} ")
+    if isinstance(value, dict):
+        alone = ({key: entry} for key, entry in value.items())
+        number = next((number for number, entry in enumerate(alone, 1) if not _fits(entry, field)), 0)
+        return f"entry {number}: {text}"
+    index = re.match(r"\[(\d+)\]", path)
+    return f"entry {int(index[1]) + 1}: {text}" if index else text
+
+
+def _fits(value: object, field: FieldInfo) -> bool:
+    try:
+        msgspec.convert(value, field.type)
+    except msgspec.ValidationError:
+        return False
+    return True
 
 
 def _size(text: str, where: str) -> int:

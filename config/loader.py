@@ -80,10 +80,13 @@ def flag_of(key: str) -> str:
 def _from_environment(environment: Mapping[str, str]) -> dict[str, object]:
     fields = fields_by_key(Settings).items()
     known = {ENVIRONMENT_PREFIX + key.upper(): key for key, field in fields if not only_in_files(field)}
+    tables = {key for key, field in fields if only_in_files(field)}
     given: dict[str, object] = {}
     for name in sorted(environment):
         if not name.startswith(ENVIRONMENT_PREFIX) or name in RESERVED_ENVIRONMENT:
             continue
+        if name.removeprefix(ENVIRONMENT_PREFIX).lower() in tables:
+            raise ConfigError(f"environment variable {name}: is a table; set it in the file of --config")
         if name not in known:
             raise ConfigError(f"environment variable {name}: unknown setting; {nearest(name, known)}")
         given[known[name]] = environment[name]
@@ -110,10 +113,10 @@ def _find(folder: str, name_or_path: str) -> Traversable:
 
 def _table(source: Traversable) -> dict[str, object]:
     try:
-        return tomllib.loads(source.read_text(encoding="utf-8"))
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"{source}: not valid TOML: {error}") from None
+        return tomllib.loads(source.read_text(encoding="utf-8-sig"))
     except UnicodeDecodeError:
         raise ConfigError(f"{source}: not UTF-8 text") from None
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"{source}: not valid TOML: {error}") from None
     except OSError as error:
         raise ConfigError(f"{source}: cannot be read: {error.strerror}") from None

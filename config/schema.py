@@ -77,7 +77,7 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
         float, Meta(gt=0, le=1e7, description="Time over which service prices follow the measured rates.")
     ]
     estimate_ttl_ms: Annotated[
-        float, Meta(gt=0, le=1e9, description="Age beyond which a graph's duration estimate is stale.")
+        float, Meta(ge=1, le=1e9, description="Age beyond which a graph's duration estimate is stale.")
     ]
     adaptive_verification_alpha: Annotated[
         float,
@@ -128,8 +128,12 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         Meta(description="Keys of which a client must present one; unset: open to all."),
     ] = ()
     client_weights: Annotated[
-        dict[str, Annotated[float, Meta(gt=0, le=COEFFICIENT_MAX)]],
-        Meta(description="Shares of free slots by API key, as a table in the file; 1 for keys that it leaves out."),
+        # A key of far less weight than others could bring its service to where what they get no longer counts.
+        dict[str, Annotated[float, Meta(ge=1e-3, le=1e3)]],
+        Meta(
+            description="Shares of free slots by API key, 0.001 to 1000, as a table in the file; "
+            "1 for keys that it leaves out."
+        ),
     ] = msgspec.field(default_factory=dict)
     allowed_origins: Annotated[
         tuple[Text, ...], Meta(description="Origins whose pages may call the API (CORS); unset: none.")
@@ -175,7 +179,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     threads: Annotated[PositiveInt | None, Meta(description="Compute threads; unset: one for each core.")] = None
     max_prefill_tokens: Annotated[
         TokenCount, Meta(description="The largest prefill graph, one of the recipe's capacities.")
-    ] = 512
+    ] = 256
     mixed_prefill: Annotated[
         bool, Meta(description="Prepare graphs that consume a prompt and decode other requests in one pass.")
     ] = False

@@ -20,6 +20,7 @@ from rich.console import Console
 
 from .client import base_url, first_model
 from .event_stream import DONE, EventSplitter
+from .failure import show_error
 
 _HELP = "/reset forgets the conversation, /system TEXT sets the system prompt (and resets), /exit leaves."
 _CONTROL = dict.fromkeys([*range(9), *range(11, 32), *range(127, 160)])
@@ -198,7 +199,7 @@ def chat(
             talk = Chat(server, console, Conversation(system))
             talk.run(lambda: input("> " if interactive else ""))
     except (ChatError, httpx.InvalidURL) as error:
-        Console(stderr=True).print(f"error: {error}", style="red", markup=False)
+        show_error(error)
         raise typer.Exit(1) from error
     if talk.failed and not interactive:  # a script must notice; a person has seen it
         raise typer.Exit(1)

@@ -21,6 +21,7 @@ from flare.machines.graph import GraphShape
 from flare.machines.selection.select import select
 from flare.machines.selection.view import Candidate, Decision, Following, Plan, Reason, View
 
+from .failure import show_error
 from .trace_events import PlanCommitted, lane_entries
 from .trace_reader import TraceError, find_plan, read_plans
 
@@ -43,7 +44,7 @@ def explain(
     try:
         same = check_all(console, trace) if plan is None else explain_plan(console, find_plan(trace, plan), limit)
     except (TraceError, OSError) as error:
-        Console(stderr=True).print(f"error: {error}", style="red", markup=False)
+        show_error(error)
         raise typer.Exit(2) from error
     if not same:
         raise typer.Exit(1)

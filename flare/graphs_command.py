@@ -23,6 +23,7 @@ from flare.graphs.programs.extents import packed_rows
 from flare.machines.graph import GraphShape
 
 from .client import base_url
+from .failure import show_error
 
 
 class GraphStatus(msgspec.Struct, frozen=True):
@@ -73,7 +74,7 @@ def graphs(
         else:
             show_running(console, running_graphs(base_url(url), api_key))
     except (httpx.InvalidURL, ValueError) as error:
-        Console(stderr=True).print(f"error: {error}", style="red", markup=False)
+        show_error(error)
         raise typer.Exit(1) from error
 
 
@@ -84,6 +85,8 @@ def running_graphs(server: str, api_key: str | None) -> list[GraphStatus]:
         response = httpx.get(f"{server}/graphs", headers=headers)
     except httpx.HTTPError as error:
         raise ValueError(f"cannot reach {server}: {error}; start it with `flare run`, or name it with --url") from error
+    if response.status_code == 401:
+        raise ValueError(f"{server} asks for a key; give one of its api_key with --api-key or OPENAI_API_KEY")
     if response.status_code != 200:
         raise ValueError(f"{server}/graphs answered with HTTP {response.status_code}: is it a Flare server?")
     return msgspec.json.decode(response.content, type=list[GraphStatus])

@@ -47,7 +47,10 @@ def build_catalog(
     if recipe.prompt_rows < 1:
         raise ConfigError(f"recipe {recipe.name}: prompt_rows: {recipe.prompt_rows} is not at least 1")
     prompt_rows = min(recipe.prompt_rows, rows)
-    kinds = [GraphKind.DECODE, GraphKind.PREFILL, GraphKind.SCORED_PREFILL]
+    _check_fit(recipe, GraphKind.DECODE, "decode_batches", batches, "max_num_seqs", rows)
+    _check_fit(
+        recipe, GraphKind.SCORED_PREFILL, "scored_prefill_tokens", scored, "max_prefill_tokens", max_prefill_tokens
+    )
     catalog = [
         *(GraphShape(GraphKind.DECODE, batch) for batch in batches if batch <= rows),
         *(GraphShape(GraphKind.PREFILL, prompt_rows, tokens) for tokens in prefill if tokens <= max_prefill_tokens),
@@ -55,16 +58,31 @@ def build_catalog(
     ]
     mixed_batches, mixed_tokens = _mixed_extents(recipe)
     if mixed_prefill:
-        kinds.append(GraphKind.MIXED)
+        without = ", or leave out --mixed-prefill"
+        for key, values, limit, most in (
+            ("mixed_batches", mixed_batches, "max_num_seqs", rows),
+            ("mixed_prefill_tokens", mixed_tokens, "max_prefill_tokens", max_prefill_tokens),
+        ):
+            _check_fit(recipe, GraphKind.MIXED, key, values, limit, most, without)
         catalog += mixed_shapes(
             [batch for batch in mixed_batches if batch <= rows],
             [tokens for tokens in mixed_tokens if tokens <= max_prefill_tokens],
             prompt_rows,
         )
-    for kind in kinds:
-        if all(shape.kind is not kind for shape in catalog):
-            raise ConfigError(f"recipe {recipe.name}: no {kind} graph is small enough for these limits")
     return tuple(catalog)
+
+
+def _check_fit(
+    recipe: Recipe, kind: GraphKind, key: str, values: tuple[int, ...], limit: str, most: int, without: str = ""
+) -> None:
+    """Raises `ConfigError` if none of `values` is within the server's limit."""
+    if not values:
+        raise ConfigError(f"recipe {recipe.name}: {key}: empty, so that there is no {kind} graph; list some{without}")
+    if values[0] > most:
+        raise ConfigError(
+            f"{limit}: too small for recipe {recipe.name}, whose {key} begin with {values[0]}, so that there is "
+            f"no {kind} graph; raise it to {values[0]}{without}"
+        )
 
 
 def _mixed_extents(recipe: Recipe) -> tuple[tuple[int, ...], tuple[int, ...]]:

@@ -10,15 +10,18 @@ from __future__ import annotations
 import argparse
 import itertools
 import os
+import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
 
-from flare.simulate.cells import Cell, Result
+from flare.failure import show_error
+from flare.simulate.cells import Cell, Result, check
 from flare.simulate.command import run_with_bar
 from flare.simulate.figures import Slo
+from flare.simulate.outputs import try_file, try_folder
 from flare.simulate.plots import draw
 from flare.simulate.report import HEADINGS, cells_of, markdown
 from flare.simulate.traces import read_trace
@@ -73,10 +76,6 @@ class Sweep:
         self.policies = policies
         traces = {name: read_trace(folder / name) for name in TRACES}
         self._spans = {name: trace[-1].arrival_s for name, trace in traces.items()}
-        self._asked = {
-            name: sum(request.output_tokens for request in trace) / trace[-1].arrival_s
-            for name, trace in traces.items()
-        }
 
     def loads(self, traces: Iterable[str], devices: Iterable[str]) -> list[Load]:
         """The traces on the devices."""
@@ -92,6 +91,12 @@ class Sweep:
             window_s=min(self._window_s, self._spans[load.trace] / speed),
             slo=load.slo,
         )
+
+    def check(self, loads: Sequence[Load]) -> None:
+        """Raises what would else come up in the middle: what `check` of cells raises, and ValueError for a file."""
+        try_file("--results", self._results)
+        check([self.cell(load, REFERENCE, _SPEEDS[0]) for load in loads])
+        check([self.cell(loads[0], policy, _SPEEDS[0]) for policy in self.policies])
 
     def run(self, cells: Sequence[Cell]) -> list[Result]:
         """Results of cells, from the file where it has them."""
@@ -109,9 +114,20 @@ def knee(speeds: Sequence[float], rates: Sequence[float]) -> float:
     a quarter of what the speed does."""
     best = list(itertools.accumulate(rates, max))
     place = len(speeds) - 1
-    while place > 0 and best[place] / best[place - 1] - 1 < _ELASTICITY * (speeds[place] / speeds[place - 1] - 1):
+    while (
+        place > 0
+        and best[place - 1] > 0
+        and best[place] / best[place - 1] - 1 < _ELASTICITY * (speeds[place] / speeds[place - 1] - 1)
+    ):
         place -= 1
     return speeds[place]
+
+
+def saturated(speed: float) -> str:
+    """What is said of the speed that was found."""
+    if speed == _SPEEDS[-1]:
+        return f"not saturated at {speed:g} times the trace's speed, the greatest that was tried"
+    return f"saturated at {speed:g} times the trace's speed"
 
 
 def policies_of(ours: Sequence[str]) -> list[str]:
@@ -162,7 +178,7 @@ def write(
                 path.unlink()
         (out / "plots" / name).rmdir()
         parts.append(
-            f"\n## {load.name}\n\nSaturated at {speed:g} times the trace's speed; good: first token within "
+            f"\n## {load.name}\n\n{saturated(speed).capitalize()}; good: first token within "
             f"{load.slo.ttft_ms:g} ms and p99 of gaps within {load.slo.itl_ms:g} ms.\n\n![{load.name}]"
             f"(plots/{name}.svg)\n\n"
         )
@@ -206,12 +222,29 @@ def main() -> None:
     parser.add_argument("--only", default="", help="traces whose name holds this")
     parser.add_argument("--saturation-only", action="store_true", help="find the saturating speeds, and stop")
     arguments = parser.parse_args()
+    traces = [trace for trace in TRACES if arguments.only in trace]
+    if not traces:
+        parser.error(f"--only {arguments.only}: no trace has that in its name; they are {', '.join(TRACES)}")
+    if arguments.jobs < 1:
+        parser.error("--jobs: must be at least 1")
+    try:
+        compare(arguments, traces)
+    except (OSError, ValueError) as error:
+        show_error(error)
+        sys.exit(2)
+
+
+def compare(arguments: argparse.Namespace, traces: Sequence[str]) -> None:
+    """Run and write what was asked for. Raises OSError or ValueError."""
     policies = policies_of(arguments.policy or OURS)
     sweep = Sweep(arguments.traces, arguments.results, arguments.window, arguments.jobs, policies)
-    loads = sweep.loads([trace for trace in TRACES if arguments.only in trace], DEVICES)
+    loads = sweep.loads(traces, DEVICES)
+    sweep.check(loads)
+    if not arguments.saturation_only:
+        try_folder("--out", arguments.out)
     speeds = {load: sweep.saturation(load) for load in loads}
     for load, speed in speeds.items():
-        print(f"{load.name}: saturated at {speed:g}", flush=True)
+        print(f"{load.name}: {saturated(speed)}", flush=True)
     if arguments.saturation_only:
         return
     cells = [

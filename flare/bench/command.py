@@ -19,6 +19,7 @@ from rich.console import Console
 from rich.table import Table
 
 from flare.client import base_url
+from flare.failure import show_error
 
 from .http import Server
 from .runs import SUITE, BenchError, Case, Result, open_bench
@@ -76,7 +77,7 @@ def bench(
         server = Server(base_url(url), api_key, timeout)
         results = uvloop.run(_measure(console, server, ask, SUITE if suite else (case,), repeat, seed))
     except (BenchError, ValueError) as error:
-        Console(stderr=True).print(f"error: {error}", style="red", markup=False)
+        show_error(error)
         raise typer.Exit(2) from error
     show(console, results)
     if json_file is not None:

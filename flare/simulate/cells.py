@@ -9,15 +9,17 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+from typing import Annotated
 
 import msgspec
-from msgspec import UNSET, UnsetType
+from msgspec import UNSET, Meta, UnsetType
 
-from flare.config.loader import load_policy, load_recipe
-from flare.config.schema import Policy
-from flare.graphs.catalog import build_catalog
+from flare.config.convert import checked_table
+from flare.config.loader import flag_of, load_policy, load_recipe
+from flare.config.schema import REQUEST_SLOTS_MAX, Policy
+from flare.graphs.catalog import build_catalog, padded_concurrency
 from flare.graphs.sim.costs import load_costs
 from flare.graphs.sim.tokens import mix
 from flare.machines.graph import GraphShape
@@ -32,6 +34,9 @@ from .traces import Half, TraceError, TraceRequest, half_of, load, read_trace, t
 TWO_CLIENTS = "two-clients"
 """The trace that needs no file: the overload by two clients of docs/simulation.md, "Fairness"."""
 
+WINDOW_LEAST_S = 0.001
+"""A window of less, as requests that all come at once have, tells no rate."""
+
 _TWO_CLIENTS_S = 360.0
 _TWO_CLIENTS_RATES = (1.5, 3.0)
 _TWO_CLIENTS_TOKENS = 256
@@ -45,12 +50,12 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
     policy: str
     trace: str
     costs: str
-    speed: float = 1.0
-    slots: int = 64
-    kv_tokens: int = 430_000
-    window_s: float | None = None
-    seed: int = 0
-    noise: float = 0.0
+    speed: Annotated[float, Meta(ge=1e-6, le=1e6)] = 1.0
+    slots: Annotated[int, Meta(ge=1, le=REQUEST_SLOTS_MAX)] = 64
+    kv_tokens: Annotated[int, Meta(ge=16, le=100_000_000)] = 430_000
+    window_s: Annotated[float, Meta(ge=WINDOW_LEAST_S, le=1e7)] | None = None
+    seed: Annotated[int, Meta(ge=0)] = 0
+    noise: Annotated[float, Meta(ge=0, le=0.57)] = 0.0
     slo: Slo = Slo()
     recipe: str = "sim"
     drain: bool = True
@@ -64,6 +69,24 @@ class Result(msgspec.Struct, frozen=True):
     cell: Cell
     figures: Figures
     cpu_s: float
+
+
+def check(cells: Iterable[Cell]) -> None:
+    """Find what is wrong with cells before the first runs: it is not to be found after an hour.
+
+    Raises `ConfigError`, `TraceError`, `CostError`, or ValueError for a rule's parameter.
+    """
+    traces: dict[Cell, Sequence[TraceRequest]] = {}
+    for cell in cells:
+        checked_table(Cell, msgspec.to_builtins(cell), flag_of)
+        whole = msgspec.structs.replace(cell, policy="", speed=1.0, window_s=None)
+        if whole not in traces:
+            traces[whole] = _trace_of(cell)
+        _load_of(cell, traces[whole])
+        costs = load_costs(Path(cell.costs))
+        if not is_rule(cell.policy):
+            costs.check(catalog_of(cell))
+        cell_key(cell)
 
 
 def cell_key(cell: Cell) -> str:
@@ -84,12 +107,18 @@ def _digest(path: str) -> str:
 
 def requests_of(cell: Cell) -> list[TraceRequest]:
     """The load of a cell. Raises `TraceError`, also if no request falls into the window."""
+    return _load_of(cell, _trace_of(cell))
+
+
+def _trace_of(cell: Cell) -> Sequence[TraceRequest]:
     if cell.trace == TWO_CLIENTS:
         everything = two_clients(_TWO_CLIENTS_S, _TWO_CLIENTS_RATES, _TWO_CLIENTS_TOKENS, _TWO_CLIENTS_TOKENS)
     else:
         everything = read_trace(Path(cell.trace), cell.seed)
-    if cell.half is not UNSET:
-        everything = tuple(half_of(everything, cell.half))
+    return everything if cell.half is UNSET else half_of(everything, cell.half)
+
+
+def _load_of(cell: Cell, everything: Sequence[TraceRequest]) -> list[TraceRequest]:
     requests = load(everything, cell.speed, cell.window_s)
     if not requests:
         if cell.window_s is None:
@@ -99,10 +128,15 @@ def requests_of(cell: Cell) -> list[TraceRequest]:
 
 
 def catalog_of(cell: Cell) -> tuple[GraphShape, ...]:
-    """The prepared graphs of the simulated device. Raises `ConfigError`."""
+    """The prepared graphs of the simulated device, mixed ones where the recipe has any for so few slots. Raises
+    `ConfigError`."""
     recipe = load_recipe(cell.recipe)
-    largest = max(recipe.prefill_tokens)
-    return build_catalog(recipe, cell.slots, largest, mixed_prefill=bool(recipe.mixed_batches))
+    largest = max(recipe.prefill_tokens, default=0)
+    rows = padded_concurrency(cell.slots)
+    mixed = (
+        min(recipe.mixed_batches, default=rows + 1) <= rows and min(recipe.mixed_prefill_tokens, default=0) <= largest
+    )
+    return build_catalog(recipe, cell.slots, largest, mixed_prefill=mixed)
 
 
 def run_cell(cell: Cell, progress: OnProgress = lambda _share: None) -> Result:

@@ -20,10 +20,12 @@ from msgspec import UNSET
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from flare.config.schema import REQUEST_SLOTS_MAX, ConfigError
+from flare.config.schema import REQUEST_SLOTS_MAX
+from flare.failure import show_error
 
-from .cells import TWO_CLIENTS, Cell, Result, cell_key
+from .cells import TWO_CLIENTS, Cell, Result, check
 from .figures import Slo, parse_slo
+from .outputs import try_file, try_folder, writing
 from .pool import OnShare, run_cells
 from .report import table
 from .traces import Half
@@ -62,45 +64,45 @@ def simulate(
     plot_format: Annotated[Literal["svg", "png"], typer.Option()] = "svg",
 ) -> None:
     """Serve a trace in virtual time, by Flare's own scheduler and by other servers' rules."""
-    cells = _cells(
-        policy or ["balanced"],
-        speed or [1.0],
-        Cell(
-            policy="",
-            trace=trace,
-            costs=str(costs),
-            slots=slots,
-            kv_tokens=kv_tokens,
-            window_s=window,
-            seed=seed,
-            noise=noise,
-            slo=slo_option(slo),
-            recipe=recipe,
-            drain=drain,
-            half=half or UNSET,
-        ),
+    base = Cell(
+        policy="",
+        trace=trace,
+        costs=str(costs),
+        slots=slots,
+        kv_tokens=kv_tokens,
+        window_s=window,
+        seed=seed,
+        noise=noise,
+        slo=slo_option(slo),
+        recipe=recipe,
+        drain=drain,
+        half=half or UNSET,
     )
+    cells = [
+        msgspec.structs.replace(base, policy=name, speed=times)
+        for times in speed or [1.0]
+        for name in policy or ["balanced"]
+    ]
     draw = None if plots is None else _drawing()
     try:
-        for cell in cells:
-            cell_key(cell)  # before the first runs: a wrong name is not to be found after an hour
+        try_file("--results", results)
+        try_file("--json", json_file)
+        try_folder("--plots", plots)
+        check(cells)
         found = run_with_bar(cells, jobs or len(os.sched_getaffinity(0)), results)
-    except (ConfigError, OSError, ValueError) as error:
-        Console(stderr=True, markup=False, emoji=False).print(f"error: {error}", style="red", highlight=False)
+        console = Console(width=None if sys.stdout.isatty() else _WIDTH, markup=False, emoji=False)
+        console.print(table(found))
+        if json_file is not None:
+            with writing("--json", json_file):
+                json_file.write_bytes(msgspec.json.format(msgspec.json.encode(found), indent=2) + b"\n")
+        if draw is not None and plots is not None:
+            with writing("--plots", plots):
+                drawn = draw(found, plots, plot_format)
+            for path in drawn:
+                console.print(f"wrote {path}", highlight=False)
+    except (OSError, ValueError) as error:
+        show_error(error)
         raise typer.Exit(2) from None
-    console = Console(width=None if sys.stdout.isatty() else _WIDTH, markup=False, emoji=False)
-    console.print(table(found))
-    if json_file is not None:
-        json_file.write_bytes(msgspec.json.format(msgspec.json.encode(found), indent=2) + b"\n")
-    if draw is not None and plots is not None:
-        for path in draw(found, plots, plot_format):
-            console.print(f"wrote {path}", highlight=False)
-
-
-def _cells(policies: Sequence[str], speeds: Sequence[float], base: Cell) -> list[Cell]:
-    if min(speeds) <= 0:
-        raise typer.BadParameter("--speed: must be above 0")
-    return [msgspec.structs.replace(base, policy=policy, speed=speed) for speed in speeds for policy in policies]
 
 
 def slo_option(text: str) -> Slo:

@@ -44,6 +44,8 @@ def parse_slo(text: str) -> Slo:
             number = 0.0
         if key not in ("ttft", "itl") or not equals or not 0 < number < float("inf"):
             raise ValueError(f"{part!r}: give milliseconds, as ttft=1000,itl=50")
+        if f"{key}_ms" in values:
+            raise ValueError(f"{key} is given twice; leave out one")
         values[f"{key}_ms"] = number
     return msgspec.convert(values, Slo)
 

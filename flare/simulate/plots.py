@@ -31,7 +31,7 @@ def draw(results: Sequence[Result], folder: Path, suffix: str) -> list[Path]:
         if len(speeds) > 1:
             written.append(_save(latency(results), folder / f"latency.{suffix}"))
         for speed in speeds:
-            name = "timeline" if len(speeds) == 1 else f"timeline_{speed:g}"
+            name = "timeline" if len(speeds) == 1 else f"timeline_{repr(speed).removesuffix('.0')}"
             chosen = [result for result in results if result.cell.speed == speed]
             written.append(_save(timeline(chosen), folder / f"{name}.{suffix}"))
     return written

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from rich import box
 from rich.table import Table
 
-from .cells import Result
+from .cells import WINDOW_LEAST_S, Result
 
 HEADINGS = (
     *("policy", "speed", "requests", "tok/s", "TTFT p50", "p99", "ITL p50", "p99", "max", "good"),
@@ -28,7 +28,7 @@ def cells_of(result: Result) -> tuple[str, ...]:
         result.cell.policy,
         f"{result.cell.speed:g}",
         f"{figures.requests:,}",
-        f"{figures.output_tokens_per_s:,.0f}",
+        f"{figures.output_tokens_per_s:,.0f}" if figures.window_s >= WINDOW_LEAST_S else "-",
         *map(number, (figures.ttft_p50, figures.ttft_p99, figures.itl_p50, figures.itl_p99, figures.gap_max)),
         f"{figures.good:.1%}",
         "-" if figures.service_gap is None else f"{figures.service_gap:,.0f}",

@@ -77,7 +77,8 @@ class VirtualServer:
         self._jobs: dict[RequestId, _Job] = {}
         self._by_handle: dict[RequestHandle, _Job] = {}
         longest = max((outcome.request.prompt_tokens for outcome in self.outcomes), default=0)
-        self._prompt: NDArray[np.int32] = np.zeros(longest + 1, np.int32)
+        # What is longer than the whole cache is refused.
+        self._prompt: NDArray[np.int32] = np.zeros(min(longest, kv_tokens) + 1, np.int32)
         self._now_ns = 0
         self.frames = 0
 

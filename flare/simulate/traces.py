@@ -8,6 +8,7 @@ as a Poisson process, because all of them at once would be a load that nobody ha
 from __future__ import annotations
 
 import csv
+import io
 import json
 import random
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -21,6 +22,10 @@ Half = Literal["first", "second"]
 SESSION_SPACING_S = 10.0
 """Mean time between the starts of two sessions, where a trace has sessions."""
 
+ARRIVAL_MAX_S = 4e9
+"""Times are 64-bit nanoseconds; half of what they hold is left to serve what arrives last."""
+
+_TOKENS_MAX = 1e9
 _COLUMNS = ("arrival_s", "prompt_tokens", "output_tokens")
 
 
@@ -46,12 +51,12 @@ def read_trace(path: Path, seed: int = 0) -> tuple[TraceRequest, ...]:
     clock of its requests anew. `seed` draws the starts of sessions. Raises `TraceError`.
     """
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        text = path.read_text(encoding="utf-8-sig")
     except OSError as error:
         raise TraceError(f"trace {path}: cannot be read: {error.strerror}; name a CSV or JSON lines file") from None
     except UnicodeDecodeError:
         raise TraceError(f"trace {path}: is not UTF-8 text") from None
-    rows = _objects(path, lines) if path.suffix == ".jsonl" else _records(path, lines)
+    rows = _objects(path, text) if path.suffix == ".jsonl" else _records(path, text)
     requests, sessions = [], False
     for number, row in rows:
         sessions = sessions or "session" in row
@@ -68,7 +73,10 @@ def load(requests: Iterable[TraceRequest], speed: float = 1.0, window_s: float |
     if speed <= 0:
         raise TraceError(f"--speed {speed}: must be above 0")
     faster = [replace(request, arrival_s=request.arrival_s / speed) for request in requests]
-    return [request for request in faster if window_s is None or request.arrival_s < window_s]
+    chosen = [request for request in faster if window_s is None or request.arrival_s < window_s]
+    if chosen and chosen[-1].arrival_s > ARRIVAL_MAX_S:
+        raise TraceError(f"--speed {speed}: puts an arrival beyond {ARRIVAL_MAX_S:g} s; take more, or give a --window")
+    return chosen
 
 
 def half_of(requests: Sequence[TraceRequest], half: Half) -> list[TraceRequest]:
@@ -94,49 +102,58 @@ def two_clients(seconds: float, rates: Sequence[float], prompt: int, output: int
     return tuple(sorted(requests, key=lambda request: (request.arrival_s, request.client)))
 
 
-def _objects(path: Path, lines: Sequence[str]) -> Iterator[tuple[int, Mapping[str, object]]]:
-    for number, line in enumerate(lines, 1):
+def _objects(path: Path, text: str) -> Iterator[tuple[int, Mapping[str, object]]]:
+    # Not `splitlines`: JSON strings may hold what that takes for a line's end.
+    for number, line in enumerate(text.split("\n"), 1):
         if not line.strip():
             continue
         try:
             row = json.loads(line)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise TraceError(f"trace {path}, line {number}: not valid JSON: {error}") from None
         if not isinstance(row, dict):
             raise TraceError(f"trace {path}, line {number}: must be a JSON object")
         yield number, row
 
 
-def _records(path: Path, lines: Sequence[str]) -> Iterator[tuple[int, Mapping[str, object]]]:
-    reader = csv.DictReader(lines)
-    for key in _COLUMNS:
-        if key not in (reader.fieldnames or ()):
-            raise TraceError(f"trace {path}, line 1: has no column {key}; name it in the heading")
-    for row in reader:
-        yield reader.line_num, row
+def _records(path: Path, text: str) -> Iterator[tuple[int, Mapping[str, object]]]:
+    reader = csv.reader(io.StringIO(text, newline=""), skipinitialspace=True)
+    rows = (row for row in reader if any(map(str.strip, row)))
+    try:
+        heading = [name.strip() for name in next(rows, ())]
+        for key in _COLUMNS:
+            if key not in heading:
+                raise TraceError(
+                    f"trace {path}, line {max(1, reader.line_num)}: has no column {key}; name it in the heading"
+                )
+        for row in rows:
+            yield reader.line_num, dict(zip(heading, row, strict=False))
+    except csv.Error as error:
+        raise TraceError(f"trace {path}, line {reader.line_num}: not valid CSV: {error}") from None
 
 
 def _request(where: str, row: Mapping[str, object]) -> TraceRequest:
-    arrival_s = _number(where, row, "arrival_s")
-    prompt, output = _number(where, row, "prompt_tokens"), _number(where, row, "output_tokens")
-    for key, value, least in (("prompt_tokens", prompt, 1), ("output_tokens", output, 0)):
-        if value < least or value != int(value):
-            raise TraceError(f"{where}: {key} is {value:g}; it must be a whole number of at least {least}")
-    client = row.get("client", row.get("session", ""))
+    arrival_s = _number(where, row, "arrival_s", 0, ARRIVAL_MAX_S)
+    prompt = _number(where, row, "prompt_tokens", 1, _TOKENS_MAX, whole=True)
+    output = _number(where, row, "output_tokens", 0, _TOKENS_MAX, whole=True)
+    client = next((row[key] for key in ("client", "session") if row.get(key) is not None), "")
     # Some logs have answers without a token; here every request has its first.
     return TraceRequest(arrival_s, int(prompt), max(1, int(output)), str(client))
 
 
-def _number(where: str, row: Mapping[str, object], key: str) -> float:
+def _number(
+    where: str, row: Mapping[str, object], key: str, least: float, most: float, *, whole: bool = False
+) -> float:
     value = row.get(key)
     if value is None:
         raise TraceError(f"{where}: {key} is missing")
     try:
         number = float(str(value))
     except ValueError:
-        raise TraceError(f"{where}: {key} is {value!r}; it must be a number") from None
-    if not 0 <= number < float("inf"):
-        raise TraceError(f"{where}: {key} is {number:g}; it must be at least 0 and finite")
+        raise TraceError(f"{where}: {key} is {value!r:.40}; it must be a number") from None
+    if not least <= number <= most or (whole and number != int(number)):
+        kind = "whole number" if whole else "number"
+        raise TraceError(f"{where}: {key} is {number:g}; it must be a {kind} from {least:g} to {most:g}")
     return number
 
 

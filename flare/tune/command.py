@@ -1,7 +1,7 @@
 """`flare tune` on the command line.
 
 Owns the options, the evidence in the preset's comments, and what is printed. Does not own the search. Surprising rule:
-everything that can be wrong with the options is found before the first simulation, the output's folder included.
+everything that can be wrong with the options is found before the first simulation, the output included.
 """
 
 from __future__ import annotations
@@ -18,10 +18,11 @@ from msgspec import UNSET
 from rich.console import Console
 
 from flare.config.loader import load_policy
-from flare.config.schema import REQUEST_SLOTS_MAX, ConfigError, Policy
-from flare.graphs.sim.costs import load_costs
-from flare.simulate.cells import Cell, Result, catalog_of, requests_of
+from flare.config.schema import REQUEST_SLOTS_MAX
+from flare.failure import show_error
+from flare.simulate.cells import TWO_CLIENTS, Cell, Result, check
 from flare.simulate.command import progress_bar, slo_option
+from flare.simulate.outputs import try_file, writing
 from flare.simulate.report import table
 from flare.simulate.traces import Half
 
@@ -33,7 +34,7 @@ _WIDTH = 140
 
 
 def tune(
-    trace: Annotated[str, typer.Option(help="CSV or JSON lines of requests.")],
+    trace: Annotated[str, typer.Option(help=f"CSV or JSON lines of requests, or {TWO_CLIENTS}.")],
     costs: Annotated[Path, typer.Option(help="JSON table of what graphs cost.")],
     slo: Annotated[
         str, typer.Option(help="What is good: first token and p99 of a request's gaps, ms: ttft=1000,itl=50.")
@@ -64,42 +65,30 @@ def tune(
         half=half or UNSET,
     )
     loads = [msgspec.structs.replace(load, speed=each) for each in speed or [1.0]]
-    _check_output(output)
     try:
-        policy = _checked(loads)
+        if output.suffix != ".toml":
+            raise ValueError(f"--output: {output}: must be a name that ends in .toml, such as mine.toml")
+        try_file("--output", output)
+        policy = load_policy(base)
+        check(loads)
         evaluate = simulated(loads, jobs or len(os.sched_getaffinity(0)))
         with progress_bar("tuning", "policies", trials) as progress:
             found = search(policy, evaluate, trials=trials, seed=seed, progress=progress)
-        output.write_text(toml(best(found).policy, _evidence(found, loads, seed)), encoding="utf-8")
-    except (ConfigError, OSError, ValueError) as error:
-        Console(stderr=True, markup=False, emoji=False).print(f"error: {error}", style="red", highlight=False)
+        with writing("--output", output):
+            output.write_text(toml(best(found).policy, _evidence(found, loads, seed)), encoding="utf-8")
+    except (OSError, ValueError) as error:
+        show_error(error)
         raise typer.Exit(2) from None
     console = Console(width=None if sys.stdout.isatty() else _WIDTH, markup=False, emoji=False)
     shown = [(base, found[0]), (output.stem, best(found))]
     console.print(table(_named(result, name) for name, trial in shown for result in trial.results))
     if best(found) is found[0]:
-        console.print(f"none of {trials - 1} policies was better than {base}", highlight=False)
+        console.print(f"nothing was better than {base}; others tried: {trials - 1}", highlight=False)
     console.print(f"wrote {output}", highlight=False)
 
 
 def _named(result: Result, name: str) -> Result:
     return msgspec.structs.replace(result, cell=msgspec.structs.replace(result.cell, policy=name))
-
-
-def _check_output(path: Path) -> None:
-    if path.suffix != ".toml":
-        raise typer.BadParameter(f"--output: {path}: must end in .toml")
-    if path.is_dir() or not path.parent.is_dir():
-        raise typer.BadParameter(f"--output: {path}: name a file in a folder that there is")
-
-
-def _checked(loads: Sequence[Cell]) -> Policy:
-    """The base policy, once every load is known to run."""
-    catalog, table_of_costs = catalog_of(loads[0]), load_costs(Path(loads[0].costs))
-    table_of_costs.check(catalog)
-    for load in loads:
-        requests_of(load)
-    return load_policy(loads[0].policy)
 
 
 def _evidence(trials: Sequence[Trial], loads: Sequence[Cell], seed: int) -> list[str]:

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -20,6 +21,12 @@ from ..frames import Frame, LaneInput
 from .timing import Duration
 
 NS_PER_MS = 1e6
+
+_MS_MIN, _MS_MAX = 1e-6, 1e6
+_COUNT_MAX = 1e9
+_ROUNDING = 1e-9
+_RISES = "; more work never takes less time: use the running maximum"
+_EXTENT = re.compile(r"0*[1-9][0-9]{0,8}")
 
 
 class CostError(ValueError):
@@ -176,10 +183,10 @@ class CostTable:
 def load_costs(path: Path) -> CostTable:
     """Read a table. Raises `CostError` naming the file, the key and the fix."""
     try:
-        table = json.loads(path.read_text(encoding="utf-8"))
+        table = json.loads(path.read_text(encoding="utf-8-sig"))
     except OSError as error:
         raise CostError(f"costs {path}: cannot be read: {error.strerror}; name a JSON table of costs") from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise CostError(f"costs {path}: not valid JSON: {error}") from None
     if not isinstance(table, dict):
         raise CostError(f"costs {path}: must be an object with the keys decode, prefill and mixed")
@@ -196,13 +203,13 @@ class _Reader:
     def table(self) -> CostTable:
         reference = self._number("context_tokens", 1024)
         decode, prefill = self._curve("decode"), self._curve("prefill")
-        contexts = self._curves("decode_by_context", required=False) | {reference: decode}
+        contexts = self._curves("decode_by_context", {reference: decode}) | {reference: decode}
         pasts = {
             past: Curve({0.0: 0.0} | {at: max(0.0, ms - prefill.at(at)) for at, ms in curve.points.items()})
-            for past, curve in self._curves("prefill_with_past", required=False).items()
+            for past, curve in self._curves("prefill_with_past", {0.0: prefill}).items()
         }
         mixed = {batch: Curve({0.0: decode.at(batch)} | curve.points) for batch, curve in self._curves("mixed").items()}
-        verify = self._curves("verify", required=False)
+        verify = self._curves("verify", {1.0: decode})
         return CostTable(
             name=f"{self.values.get('gpu', '?')} {self.values.get('model', '?')}",
             kv_bytes_per_token=round(self._number("kv_bytes_per_token", 0)),
@@ -222,9 +229,11 @@ class _Reader:
         return CostError(f"costs {self.source}: {key}: {fix}")
 
     def _number(self, key: str, default: float) -> float:
-        value = self.values.get(key, default)
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < float("inf"):
-            raise self._refuse(key, f"{value!r} must be a number of at least 0")
+        return self._checked(key, self.values.get(key, default), 0, _COUNT_MAX, "number")
+
+    def _checked(self, key: str, value: object, least: float, most: float, what: str) -> float:
+        if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value <= most:
+            raise self._refuse(key, f"{value!r:.40} must be a {what} from {least:g} to {most:g}")
         return float(value)
 
     def _curve(self, key: str) -> Curve:
@@ -232,34 +241,36 @@ class _Reader:
             raise self._refuse(key, f'is missing; give a table of milliseconds, as "{key}": {{"64": 7.4}}')
         return Curve(self._points(key, self.values[key]))
 
-    def _curves(self, key: str, *, required: bool = True) -> dict[float, Curve]:
+    def _curves(self, key: str, beside: Mapping[float, Curve] | None = None) -> dict[float, Curve]:
+        """A grid, none if `beside` is given: rows that it must go with, each above those of less work."""
         if key not in self.values:
-            if required:
+            if beside is None:
                 raise self._refuse(key, f'is missing; give tables of milliseconds, as "{key}": {{"1": {{"64": 7.4}}}}')
             return {}
         rows = self.values[key]
         if not isinstance(rows, dict) or not rows:
             raise self._refuse(key, "must be an object of tables, one for each row of the grid")
-        return {self._place(key, place): Curve(self._points(f"{key}[{place}]", row)) for place, row in rows.items()}
+        grid = {self._place(key, place): Curve(self._points(f"{key}[{place}]", row)) for place, row in rows.items()}
+        for (lower, less), (place, more) in itertools.pairwise(sorted((grid | dict(beside or {})).items())):
+            for at in sorted({*less.points, *more.points}):
+                if more.at(at) < less.at(at) * (1 - _ROUNDING):
+                    problem = f"{more.at(at):g} ms is less than the {less.at(at):g} ms of row {lower:g}"
+                    raise self._refuse(f"{key}[{place:g}][{at:g}]", problem + _RISES)
+        return grid
 
     def _points(self, key: str, values: object) -> dict[float, float]:
         if not isinstance(values, dict) or not values:
             raise self._refuse(key, "must be an object of milliseconds, with the extent as its key")
         points: dict[float, float] = {}
         for place, value in values.items():
-            if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < float("inf"):
-                raise self._refuse(f"{key}[{place}]", f"{value!r} must be a positive number of milliseconds")
-            points[self._place(key, place)] = float(value)
-        self._check_rising(key, sorted(points.items()))
+            extent = self._place(key, place)
+            points[extent] = self._checked(f"{key}[{place}]", value, _MS_MIN, _MS_MAX, "number of milliseconds")
+        for (before, less), (extent, ms) in itertools.pairwise(sorted(points.items())):
+            if ms < less:
+                raise self._refuse(f"{key}[{extent:g}]", f"{ms} ms is less than the {less} ms at {before:g}{_RISES}")
         return points
 
-    def _check_rising(self, key: str, points: Sequence[tuple[float, float]]) -> None:
-        for (before, less), (place, value) in itertools.pairwise(points):
-            if value < less:
-                problem = f"{value} ms is less than the {less} ms at {before:g}; more work never takes less time"
-                raise self._refuse(f"{key}[{place:g}]", f"{problem}: use the running maximum")
-
     def _place(self, key: str, place: str) -> float:
-        if not place.isdigit() or int(place) < 1:
-            raise self._refuse(f"{key}[{place}]", "its key must be a whole number of at least 1")
+        if not _EXTENT.fullmatch(place):
+            raise self._refuse(f"{key}[{place:.40}]", "its key must be a whole number from 1 to 999999999")
         return float(place)

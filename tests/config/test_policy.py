@@ -95,6 +95,27 @@ def test_times_and_shares_are_positive(tmp_path: Path, key: str) -> None:
         load_policy(str(file))
 
 
+def test_estimates_last_longer_than_the_graphs_they_are_of(tmp_path: Path) -> None:
+    file = tmp_path / "bad.toml"
+    file.write_text("estimate_ttl_ms = 0.5\n", encoding="utf-8")
+    with pytest.raises(ConfigError, match=r"bad\.toml: estimate_ttl_ms: expected float of at least 1"):
+        load_policy(str(file))
+
+
+@pytest.mark.parametrize("text", ["x = " + "[" * 100_000, "x = " + "1" * 5000])
+def test_a_file_that_cannot_be_parsed_is_named(tmp_path: Path, text: str) -> None:
+    file = tmp_path / "bad.toml"
+    file.write_text(text, encoding="utf-8")
+    with pytest.raises(ConfigError, match=r"bad\.toml: not valid TOML"):
+        load_policy(str(file))
+
+
+def test_a_byte_order_mark_is_no_part_of_a_key(tmp_path: Path) -> None:
+    file = tmp_path / "mine.toml"
+    file.write_text("\ufefftoken_fairness = 7\n", encoding="utf-8")
+    assert load_policy(str(file)).token_fairness == 7
+
+
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -1.0])
 def test_bad_replacements_are_named(value: float) -> None:
     with pytest.raises(ConfigError, match="scheduler_terminal_value"):

@@ -88,7 +88,8 @@ def test_sizes_from_every_source(tmp_path: Path) -> None:
     [
         ({"max_num_seqs": -3}, "--max-num-seqs"),
         ({"max_num_seqs": 65}, "--max-num-seqs"),
-        ({"port": 70000}, "--port"),
+        ({"port": 70000}, "--port: expected int of at most 65535$"),
+        ({"api_key": ["a", ""]}, "--api-key: entry 2: expected str"),
         ({"port": "8000x"}, "--port"),
         ({"eager": "maybe"}, "--eager"),
         ({"dtype": "int4"}, "--dtype"),
@@ -118,6 +119,7 @@ def test_a_bad_flag_is_named(overrides: dict[str, object], named: str) -> None:
         ({"FLARE_SHUTDOWN_TIMEOUT_S": "nan"}, "FLARE_SHUTDOWN_TIMEOUT_S"),
         ({"FLARE_SHUTDOWN_TIMEOUT_S": "inf"}, "FLARE_SHUTDOWN_TIMEOUT_S"),
         ({"FLARE_PORT": ""}, "FLARE_PORT"),
+        ({"FLARE_CLIENT_WEIGHTS": "a=2"}, "FLARE_CLIENT_WEIGHTS: is a table; set it in the file of --config"),
     ],
 )
 def test_a_bad_variable_is_named(environment: dict[str, str], named: str) -> None:
@@ -181,9 +183,10 @@ def test_weights_of_clients_are_a_table_of_the_file(tmp_path: Path) -> None:
     ("table", "message"),
     [
         ('"three" = 2', "client_weights: the key of entry 1 is not in api_key"),
-        ('"two" = 0', "client_weights"),
-        ('"two" = "much"', "client_weights"),
-        ('"two" = nan', "client_weights"),
+        ('"one" = 1\n"two" = 1e-4', "client_weights: entry 2: expected float of at least 0.001$"),
+        ('"two" = 1e4', "client_weights: entry 1: expected float of at most 1000"),
+        ('"two" = "much"', "client_weights: entry 1: expected float, got str"),
+        ('"two" = nan', "client_weights: entry 1: expected float"),
     ],
 )
 def test_weights_that_cannot_be_are_refused_without_naming_a_key(tmp_path: Path, table: str, message: str) -> None:

@@ -44,12 +44,14 @@ def test_a_running_servers_graphs_are_shown(capsys: pytest.CaptureFixture[str]) 
     assert unknown == ["prefill/t512", "4", "512", "unknown", "never", "0"]
 
 
-@pytest.mark.parametrize("script", [Script(api_key="k3y"), Script(graphs=[{"graph": 1}])])
-def test_an_answer_that_is_none_is_told(script: Script, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    ("script", "told"), [(Script(api_key="k3y"), "--api-key"), (Script(graphs=[{"graph": 1}]), "error:")]
+)
+def test_an_answer_that_is_none_is_told(script: Script, told: str, capsys: pytest.CaptureFixture[str]) -> None:
     with scripted_server(script) as url, pytest.raises(SystemExit) as ended:
         main(["graphs", "--url", url])
     assert ended.value.code == 1
-    assert "error:" in capsys.readouterr().err
+    assert told in capsys.readouterr().err
 
 
 def test_a_server_that_is_not_there_is_named(capsys: pytest.CaptureFixture[str]) -> None:

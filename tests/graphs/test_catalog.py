@@ -60,7 +60,7 @@ def test_a_maximum_that_is_no_capacity_is_refused(tokens: int) -> None:
         ("decode_batches", (1, 128), "decode_batches: 128 is not from 1 to 64"),
         ("decode_batches", (0, 1), "decode_batches: 0 is not"),
         ("decode_batches", (), "no decode graph"),
-        ("decode_batches", (32,), "no decode graph"),
+        ("decode_batches", (32,), "max_num_seqs: too small for .* no decode graph; raise it to 32$"),
         ("prefill_tokens", (64, 64), "prefill_tokens: 64 is listed twice"),
         ("prefill_tokens", (128, 64), "prefill_tokens: 64 follows 128"),
         ("prefill_tokens", (-64, 64), "prefill_tokens: -64 is not"),
@@ -108,20 +108,25 @@ def test_mixed_graphs_are_prepared_only_if_asked_for() -> None:
     assert {shape.batch for shape in mixed} == {2, 4}
     assert all(shape.kind is GraphKind.MIXED and shape.prompt_rows == 1 for shape in mixed)
     tokens = [shape.prefill_tokens for shape in mixed if shape.batch == 2]
-    assert tokens[0] == 64 and tokens[-1] == 256 and all(n % 64 == 0 for n in tokens)
+    assert tokens[0] == 64 and tokens[-1] == 128 and all(n % 64 == 0 for n in tokens)
 
 
 @pytest.mark.parametrize(
-    ("slots", "changes"),
-    [(1, {}), (4, {"mixed_batches": (), "mixed_prefill_tokens": ()}), (4, {"mixed_batches": (8,)})],
+    ("slots", "changes", "told"),
+    [
+        (1, {}, "max_num_seqs: too small"),
+        (4, {"mixed_batches": (), "mixed_prefill_tokens": ()}, "mixed_batches: empty"),
+        (4, {"mixed_batches": (8,)}, "max_num_seqs: too small"),
+        (4, {"mixed_prefill_tokens": (128,)}, "max_prefill_tokens: too small"),
+    ],
 )
-def test_mixed_graphs_that_do_not_exist_are_refused(slots: int, changes: dict[str, tuple[int, ...]]) -> None:
-    with pytest.raises(ConfigError, match="no mixed graph"):
+def test_mixed_graphs_that_do_not_exist_are_refused(slots: int, changes: dict[str, tuple[int, ...]], told: str) -> None:
+    with pytest.raises(ConfigError, match=f"{told}.*no mixed graph.*, or leave out --mixed-prefill"):
         build_catalog(msgspec.structs.replace(CPU, **changes), slots, 64, mixed_prefill=True)
 
 
 def test_prompt_rows_widen_prefill_and_mixed_graphs_as_far_as_rows_go() -> None:
-    recipe = msgspec.structs.replace(CPU, prompt_rows=4)
+    recipe = msgspec.structs.replace(CPU, prompt_rows=4, prefill_tokens=(64,), scored_prefill_tokens=(64,))
     catalog = build_catalog(recipe, 2, 64, mixed_prefill=True)
     assert [shape.name for shape in catalog] == [
         "decode/b1",

@@ -10,8 +10,9 @@ import pytest
 from flare.simulate.cells import Cell, Result
 from flare.simulate.figures import Figures, Slo, Timeline
 from tools import sweep
-from tools.sweep import Load, Sweep, knee, policies_of, shown, summary, write
+from tools.sweep import Load, Sweep, knee, policies_of, saturated, shown, summary, write
 
+COSTS = '{"decode": {"1": 9}, "prefill": {"64": 9}, "mixed": {"1": {"64": 9}}}'
 LOAD = Load("trace.csv", "graph_costs_h100_tiny.json", Slo())
 
 
@@ -40,11 +41,44 @@ def test_a_rate_that_rests_or_falls_before_its_last_rise_is_not_saturated_there(
     assert knee([1, 2, 4, 8, 16], [10, 10, 20, 15, 30]) == 16
 
 
+def test_without_any_output_nothing_is_divided() -> None:
+    assert knee([1, 2, 4], [0, 0, 0]) == 4
+    assert knee([1, 2, 4], [0, 5, 5]) == 2
+
+
+@pytest.mark.parametrize(
+    ("more", "told"),
+    [
+        (("--only", "nosuch"), "--only nosuch: no trace has that in its name; they are trace.csv"),
+        (("--jobs", "0"), "--jobs: must be at least 1"),
+        (("--window", "nan"), "--window: nan is not a finite number"),
+        (("--window", "0"), "--window: expected float of at least 0.001"),
+        (("--policy", "nosuch"), "nosuch: neither a file nor one of the policies"),
+        (("--results", "/nowhere/results.jsonl"), "--results: cannot write /nowhere/results.jsonl"),
+        (("--traces", "/nowhere"), "trace /nowhere/trace.csv: cannot be read"),
+        (("--out", "/dev/null"), "--out: cannot write /dev/null"),
+    ],
+)
+def test_what_is_wrong_is_said_before_anything_runs(
+    made: Sweep, more: tuple[str, ...], told: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (made.folder / LOAD.costs).write_text(COSTS, encoding="utf-8")
+    monkeypatch.setattr(sweep, "DEVICES", {LOAD.costs: 50.0})
+    monkeypatch.setattr(sweep, "run_with_bar", None)
+    given = ("sweep", "--traces", str(made.folder), "--results", str(made.folder / "runs.jsonl"), *more)
+    monkeypatch.setattr("sys.argv", [*given, *(() if "--out" in more else ("--out", str(made.folder)))])
+    with pytest.raises(SystemExit) as ended:
+        sweep.main()
+    assert ended.value.code == 2
+    assert told in capsys.readouterr().err
+
+
 def test_saturation_is_that_of_the_reference_rule(made: Sweep) -> None:
-    (made.folder / LOAD.costs).write_text(
-        '{"decode": {"1": 9}, "prefill": {"64": 9}, "mixed": {"1": {"64": 9}}}', encoding="utf-8"
-    )
-    assert made.saturation(LOAD) == pytest.approx(25.175)  # two requests saturate nothing
+    (made.folder / LOAD.costs).write_text(COSTS, encoding="utf-8")
+    found = made.saturation(LOAD)
+    assert found == pytest.approx(25.175)  # two requests saturate nothing
+    assert saturated(found).startswith("not saturated at 25.1")
+    assert saturated(3.3) == "saturated at 3.3 times the trace's speed"
 
 
 def test_a_window_ends_with_its_trace(made: Sweep) -> None:

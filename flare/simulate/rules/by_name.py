@@ -6,6 +6,7 @@ is no number of tokens but of requests.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
@@ -21,6 +22,10 @@ _RULES: Mapping[str, Callable[[int], Rule]] = MappingProxyType(
 )
 _PLAIN: Mapping[str, Callable[[], Rule]] = MappingProxyType({"vtc": VtcRule, "fastserve": FastServeRule})
 _DEFAULTS: Mapping[str, int] = MappingProxyType({"vllm": 2048, "sarathi": 512, "prefill-first": 8192})
+_LEAST: Mapping[str, int] = MappingProxyType({"prefill-first": PrefillFirstRule.block})
+"""Chunks of this rule are whole blocks."""
+
+_NUMBER = re.compile(r"0*[1-9][0-9]{0,8}")
 
 
 def is_rule(name: str) -> bool:
@@ -36,8 +41,11 @@ def canonical(name: str) -> str:
         return f"{base}:{_DEFAULTS[base]}" if base in _DEFAULTS else base
     if base not in _RULES:
         raise ValueError(f"{name}: {base} takes no parameter; leave out :{number}")
-    if not number.isdigit() or int(number) < 1:
-        raise ValueError(f"{name}: give a whole number of at least 1, as {base}:{_DEFAULTS.get(base, 64)}")
+    least = _LEAST.get(base, 1)
+    if not _NUMBER.fullmatch(number) or int(number) < least:
+        raise ValueError(
+            f"{name:.40}: give a whole number from {least} to 999999999, as {base}:{_DEFAULTS.get(base, 64)}"
+        )
     return f"{base}:{int(number)}"
 
 

@@ -19,6 +19,7 @@ from flare.machines.events import Effect, Event, Published
 from flare.machines.graph import GraphKind
 from flare.machines.ids import Fence, RequestHandle
 from flare.machines.request import EndReason
+from flare.machines.selection.board import Board
 from flare.machines.selection.reference import normalizers
 from flare.request import Endpoints
 from flare.server.engine_api import Health, NotServing, QueueFull, RequestFailed, ServerStopping
@@ -319,7 +320,7 @@ async def test_each_plan_and_completion_is_in_the_trace(tmp_path: Path) -> None:
         view = logged_view(plan)
         assert plan.frames_ahead == len(view.window)
         for row in view.requests:
-            rate, sigma_ms = normalizers(view)[RequestHandle(row.slot, row.generation)]
+            rate, sigma_ms = normalizers(Board.of(view))[RequestHandle(row.slot, row.generation)]
             price = plan.prices[row.slot]
             assert price.token == (row.token_price * rate if row.token_price and rate else None)
             assert price.delivery == (row.delivery_price / sigma_ms if row.delivery_price and sigma_ms else None)

@@ -2,16 +2,33 @@
 
 from __future__ import annotations
 
+import multiprocessing
+import os
+import signal
 from pathlib import Path
 
 import msgspec
 import pytest
 
 from flare.config.schema import ConfigError
+from flare.graphs.sim.costs import CostError
+from flare.machines.graph import GraphKind
 from flare.simulate import pool
-from flare.simulate.cells import TWO_CLIENTS, Cell, Result, cell_key, jitter, requests_of, run_cell
+from flare.simulate.cells import (
+    TWO_CLIENTS,
+    Cell,
+    Result,
+    catalog_of,
+    cell_key,
+    check,
+    jitter,
+    requests_of,
+    run_cell,
+)
 from flare.simulate.plots import draw
 from flare.simulate.pool import append_result, read_results, run_cells
+from flare.simulate.report import cells_of
+from flare.simulate.traces import TraceError
 from tests.flare.simulate.worlds import costs_file
 
 TRACE = "arrival_s,prompt_tokens,output_tokens,client\n" + "".join(
@@ -51,6 +68,34 @@ def test_a_cell_gives_the_same_figures_each_time(cell: Cell, policy: str) -> Non
     if policy != "balanced":  # it learns durations, and noise moves what it learns
         noisier = run_cell(other(cell, seed=1)).figures
         assert noisier.ttft_p50 != first.figures.ttft_p50
+
+
+def test_a_cell_that_cannot_run_is_found_before_any_runs(cell: Cell, tmp_path: Path) -> None:
+    check([cell, other(cell, policy="balanced", speed=3.0)])
+    for wrong, error, told in (
+        ({"speed": float("nan")}, ConfigError, "--speed: nan is not a finite number"),
+        ({"kv_tokens": 10**12}, ConfigError, "--kv-tokens: expected int of at most 100000000"),
+        ({"speed": 2e-6, "trace": str(tmp_path / "late.csv")}, TraceError, "--speed 2e-06: puts an arrival beyond"),
+        ({"trace": str(tmp_path)}, TraceError, "cannot be read"),
+        ({"costs": str(tmp_path)}, CostError, "cannot be read"),
+    ):
+        (tmp_path / "late.csv").write_text("arrival_s,prompt_tokens,output_tokens\n1e4,1,1\n", encoding="utf-8")
+        with pytest.raises(error, match=told):
+            check([cell, other(cell, **wrong)])
+
+
+@pytest.mark.parametrize("recipe", ["sim", "cpu"])
+def test_slots_too_few_for_mixed_graphs_have_none(cell: Cell, recipe: str) -> None:
+    for slots, mixed in ((1, False), (2, recipe == "cpu"), (3, True), (64, True)):
+        catalog = catalog_of(other(cell, recipe=recipe, slots=slots))
+        assert any(shape.kind is GraphKind.MIXED for shape in catalog) is mixed
+    assert run_cell(other(cell, policy="balanced", recipe=recipe, slots=1)).figures.unfinished == 0
+
+
+def test_requests_that_come_at_once_have_no_rate(cell: Cell) -> None:
+    Path(cell.trace).write_text("arrival_s,prompt_tokens,output_tokens\n0,9,9\n0,9,9\n", encoding="utf-8")
+    assert cells_of(run_cell(cell))[3] == "-"
+    assert cells_of(run_cell(other(cell, window_s=9.0)))[3] == "2"
 
 
 def test_without_drain_the_run_ends_with_the_window(cell: Cell) -> None:
@@ -122,6 +167,23 @@ def test_processes_give_what_one_gives(cell: Cell, tmp_path: Path) -> None:
     assert set(read_results(tmp_path / "runs.jsonl")) == {cell_key(cell) for cell in cells}
 
 
+def test_what_still_runs_ends_with_an_interrupted_caller(
+    cell: Cell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    results, endless, handler = tmp_path / "runs.jsonl", tmp_path / "endless.csv", signal.getsignal(signal.SIGINT)
+    os.mkfifo(endless)  # nobody writes it, so who reads it waits for ever
+    monkeypatch.setattr(pool, "cell_key", lambda cell: cell.trace)
+
+    def interrupt(done: float) -> None:
+        if done:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run_cells([cell, other(cell, trace=str(endless))], 2, results, interrupt)
+    assert len(read_results(results)) == 1 and not multiprocessing.active_children()
+    assert signal.getsignal(signal.SIGINT) is handler
+
+
 def test_a_line_that_was_cut_short_is_dropped(cell: Cell, tmp_path: Path) -> None:
     path, result = tmp_path / "runs.jsonl", run_cell(cell)
     append_result(path, result)
@@ -137,9 +199,9 @@ def test_a_line_that_was_cut_short_is_dropped(cell: Cell, tmp_path: Path) -> Non
 
 def test_plots_are_the_same_bytes_each_time(cell: Cell, tmp_path: Path) -> None:
     results = [
-        run_cell(other(cell, policy=policy, speed=speed)) for speed in (1.0, 4.0) for policy in ("vtc", "vllm:64")
+        run_cell(other(cell, policy=policy, speed=speed)) for speed in (1.0, 4.0000001) for policy in ("vtc", "vllm:64")
     ]
-    names = ["latency.svg", "timeline_1.svg", "timeline_4.svg"]
+    names = ["latency.svg", "timeline_1.svg", "timeline_4.0000001.svg"]
     for folder in ("first", "second"):
         assert [path.name for path in draw(results, tmp_path / folder, "svg")] == names
     for name in names:

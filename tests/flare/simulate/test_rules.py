@@ -233,7 +233,7 @@ def test_names() -> None:
     assert canonical("vllm") == "vllm:2048" and canonical("sarathi:0512") == "sarathi:512"
     assert canonical("fastserve") == "fastserve" and canonical("fastserve:70") == "fastserve:70"
     assert is_rule("vtc") and not is_rule("balanced") and not is_rule("./vllm.toml")
-    for wrong in ("vtc:5", "vllm:none", "sarathi:0"):
+    for wrong in ("vtc:5", "vllm:none", "sarathi:0", "prefill-first:15", "vllm:²", f"vllm:{'1' * 20}"):
         with pytest.raises(ValueError, match=wrong):
             make_rule(wrong)
 

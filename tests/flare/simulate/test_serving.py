@@ -64,8 +64,8 @@ def test_the_same_load_gives_the_same_run() -> None:
 
 
 def test_what_can_never_fit_is_refused() -> None:
-    outcomes = serve([request(0.0, 500, 4), request(0.1, 20, 4)])
-    assert [outcome.refused for outcome in outcomes] == [True, False]
+    outcomes = serve([request(0.0, 500, 4), request(0.1, 20, 4), request(0.1, 10**12, 10**12)])
+    assert [outcome.refused for outcome in outcomes] == [True, False, True]
     assert outcomes[1].finished
 
 

@@ -39,6 +39,28 @@ def test_json_lines_with_other_keys(tmp_path: Path) -> None:
     assert read_trace(written(tmp_path, "trace.jsonl", text)) == (TraceRequest(0.0, 6758, 1),)
 
 
+def test_a_byte_order_mark_blank_lines_and_spaces_are_no_part_of_the_heading(tmp_path: Path) -> None:
+    text = "\ufeff\n \narrival_s, prompt_tokens, output_tokens\n0, 5, 6\n\n"
+    assert read_trace(written(tmp_path, "conv.csv", text)) == (TraceRequest(0.0, 5, 6),)
+    with pytest.raises(TraceError, match="line 5: output_tokens is missing"):
+        read_trace(written(tmp_path, "conv.csv", text[:-1] + "7,8\n"))
+    line = '\ufeff{"arrival_s":0,"prompt_tokens":5,"output_tokens":6}'
+    assert read_trace(written(tmp_path, "conv.jsonl", line)) == (TraceRequest(0.0, 5, 6),)
+
+
+def test_lines_end_at_a_newline_alone(tmp_path: Path) -> None:
+    lines = [f'{{"arrival_s":0,"prompt_tokens":5,"output_tokens":{n},"client":"a\u2028b"}}\r\n' for n in (1, 2)]
+    requests = read_trace(written(tmp_path, "conv.jsonl", "".join(lines)))
+    assert [(request.output_tokens, request.client) for request in requests] == [(1, "a\u2028b"), (2, "a\u2028b")]
+    text = 'arrival_s,prompt_tokens,output_tokens,client\n0,5,6,"a\nb\u2028"\n'
+    assert read_trace(written(tmp_path, "conv.csv", text)) == (TraceRequest(0.0, 5, 6, "a\nb\u2028"),)
+
+
+def test_no_client_is_no_name(tmp_path: Path) -> None:
+    text = '{"arrival_s":0,"prompt_tokens":5,"output_tokens":6,"client":null}'
+    assert read_trace(written(tmp_path, "conv.jsonl", text)) == (TraceRequest(0.0, 5, 6, ""),)
+
+
 def test_sessions_start_apart_and_by_the_seed(tmp_path: Path) -> None:
     lines = [
         f'{{"session":"{name}","arrival_s":{at},"prompt_tokens":5,"output_tokens":6}}\n'
@@ -75,13 +97,29 @@ def test_two_clients_ask_at_even_intervals() -> None:
         ("a.csv", "arrival_s,prompt_tokens\n0,5\n", "line 1: has no column output_tokens"),
         ("a.csv", "arrival_s,prompt_tokens,output_tokens\n0,5,5\nsoon,5,5\n", "line 3: arrival_s is 'soon'"),
         ("a.csv", "arrival_s,prompt_tokens,output_tokens\n0,5\n", "line 2: output_tokens is missing"),
-        ("a.csv", "arrival_s,prompt_tokens,output_tokens\n0,0,5\n", "prompt_tokens is 0; it must be a whole number of"),
+        (
+            "a.csv",
+            "arrival_s,prompt_tokens,output_tokens\n0,0,5\n",
+            "prompt_tokens is 0; it must be a whole number from 1 to",
+        ),
         ("a.csv", "arrival_s,prompt_tokens,output_tokens\n0,2.5,5\n", "prompt_tokens is 2.5"),
-        ("a.csv", "arrival_s,prompt_tokens,output_tokens\n-1,2,5\n", "arrival_s is -1; it must be at least 0"),
+        ("a.csv", "arrival_s,prompt_tokens,output_tokens\n-1,2,5\n", "arrival_s is -1; it must be a number from 0"),
+        (
+            "a.csv",
+            "arrival_s,prompt_tokens,output_tokens\n1e300,2,5\n",
+            "line 2: arrival_s is 1e.300; it must be a number",
+        ),
+        (
+            "a.csv",
+            "arrival_s,prompt_tokens,output_tokens\n0,2,1e12\n",
+            "line 2: output_tokens is 1e.12; it must be a whole",
+        ),
+        ("a.csv", f"arrival_s,prompt_tokens,output_tokens\n0,2,{'5' * 200_000}\n", "not valid CSV: field larger than"),
         ("a.csv", "arrival_s,prompt_tokens,output_tokens\n", "holds no request"),
         ("a.jsonl", '{"arrival_s": 0}\n', "line 1: prompt_tokens is missing"),
         ("a.jsonl", "[1]\n", "line 1: must be a JSON object"),
         ("a.jsonl", '{"arrival_s"\n', "line 1: not valid JSON"),
+        ("a.jsonl", "[" * 100_000, "line 1: not valid JSON: maximum recursion depth"),
     ],
 )
 def test_what_is_wrong_is_named_with_its_line(tmp_path: Path, name: str, text: str, told: str) -> None:

@@ -58,12 +58,12 @@ def test_a_preset_with_its_evidence_whatever_the_number_of_jobs(options: list[st
         (("--trace", "nowhere.csv"), "nowhere.csv"),
         (("--costs", "nowhere.json"), "nowhere.json"),
         (("--slo", "ttft=x"), "--slo: 'ttft=x': give milliseconds"),
-        (("--speed", "0"), "--speed 0.0: must be above 0"),
+        (("--speed", "nan"), "--speed: nan is not a finite number"),
         (("--recipe", "gpu"), "gpu: neither a file nor one of the recipes"),
         (("--trials", "1"), "Input should be greater than or equal to 2"),
         (("--half", "third"), "'third' is not one of 'first', 'second'"),
-        (("--output", "preset.json"), "must end in .toml"),
-        (("--output", "nowhere/preset.toml"), "name a file in a folder that there is"),
+        (("--output", ".toml"), "must be a name that ends in .toml"),
+        (("--output", "nowhere/preset.toml"), "--output: cannot write nowhere/preset.toml"),
     ],
 )
 def test_what_is_wrong_is_said_before_anything_runs(

@@ -125,6 +125,12 @@ def test_a_frame_takes_whole_nanoseconds(costs: CostTable) -> None:
     assert duration(Frame(Fence(1), shape, (*lanes, prompt))) == round((13.0 + 1.0) * 1e6)
 
 
+def test_a_byte_order_mark_is_no_part_of_the_table(tmp_path: Path) -> None:
+    path = written(tmp_path, TABLE)
+    path.write_text("\ufeff" + path.read_text(encoding="utf-8"), encoding="utf-8")
+    assert load_costs(path).decode(1, 1024) == 6.0
+
+
 def test_what_cannot_be_priced_is_found_before_the_run(costs: CostTable) -> None:
     costs.check([GraphShape(GraphKind.DECODE, 4), GraphShape(GraphKind.SNAPSHOT, 1)])
     with pytest.raises(CostError, match=r"restore is missing; give restore\[batch\] for graph restore/b2"):
@@ -143,9 +149,21 @@ def test_speculation_needs_its_table(tmp_path: Path) -> None:
         ({"decode": None}, "decode: must be an object"),
         ({"decode": {"1": 6.0, "two": 7.0}}, r"decode\[two\]: its key must be a whole number"),
         ({"decode": {"0": 6.0}}, r"decode\[0\]"),
-        ({"prefill": {"64": "10"}}, r"prefill\[64\]: '10' must be a positive number of milliseconds"),
+        ({"prefill": {"64": "10"}}, r"prefill\[64\]: '10' must be a number of milliseconds from"),
         ({"prefill": {"64": 10.0, "128": 9.0}}, r"prefill\[128\]: 9.0 ms is less than the 10.0 ms at 64"),
         ({"mixed": {"1": {"64": -1.0}}}, r"mixed\[1\]\[64\]: -1.0 must be"),
+        ({"prefill": {"64": 1e12}}, r"prefill\[64\]: 1000000000000.0 must be a number of milliseconds from"),
+        ({"prefill": {"64": 10**400}}, r"prefill\[64\]: 10{39} must be a number of milliseconds"),
+        ({"prefill": {"²": 9.0}}, r"prefill\[²\]: its key must be a whole number"),
+        ({"prefill": {"9" * 5000: 9.0}}, r"prefill\[9{40}\]: its key must be a whole number"),
+        ({"decode_by_context": {"2048": {"1": 6.5, "64": 7.0}}}, r"decode_by_context\[2048\]\[2\]: .* ms of row 1024"),
+        ({"decode_by_context": {"512": {"1": 6.5}}}, r"decode_by_context\[1024\]\[1\]: 6 ms is less than the 6.5 ms"),
+        (
+            {"prefill_with_past": {"64": {"64": 9.0}}},
+            r"prefill_with_past\[64\]\[64\]: 9 ms is less than the 10 ms of row 0",
+        ),
+        ({"mixed": {"1": {"64": 11.0}, "4": {"64": 10.0}}}, r"mixed\[4\]\[64\]: 10 ms is less than the 11 ms of row 1"),
+        ({"verify": {"2": {"1": 5.0}}}, r"verify\[2\]\[1\]: 5 ms is less than the 6 ms of row 1"),
         ({"mixed": {}}, "mixed: must be an object of tables"),
         ({"context_tokens": "many"}, "context_tokens: 'many' must be a number"),
     ],
@@ -164,9 +182,10 @@ def test_missing_tables_are_named(tmp_path: Path, key: str) -> None:
 def test_files_that_are_none(tmp_path: Path) -> None:
     with pytest.raises(CostError, match="cannot be read"):
         load_costs(tmp_path / "nothing.json")
-    (tmp_path / "broken.json").write_text("{", encoding="utf-8")
-    with pytest.raises(CostError, match="not valid JSON"):
-        load_costs(tmp_path / "broken.json")
+    for text in ("{", "[" * 100_000):
+        (tmp_path / "broken.json").write_text(text, encoding="utf-8")
+        with pytest.raises(CostError, match="not valid JSON"):
+            load_costs(tmp_path / "broken.json")
     with pytest.raises(CostError, match="must be an object with"):
         load_costs(written(tmp_path, [1]))
 
