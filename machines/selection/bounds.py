@@ -18,7 +18,7 @@ from .blocked import Before, Blocked
 from .board import Board
 from .cohort import Ranking, rank
 from .compiled import Companion
-from .lanes import Bools, Floats
+from .lanes import Bools, Floats, Ints
 from .prompt import Prompts
 
 ROUNDING = 1e-12
@@ -27,6 +27,8 @@ ROUNDING = 1e-12
 PREREQUISITES = (GraphKind.INITIALIZE, GraphKind.RESTORE, GraphKind.VISION, GraphKind.SNAPSHOT, GraphKind.RESUME)
 
 NO_LANES = rank(np.zeros((1, 0)), np.zeros(0), np.zeros(0))
+
+EVERYWHERE = np.ones((1, 1), np.bool_)
 
 
 class Prerequisite(NamedTuple):
@@ -93,9 +95,10 @@ class Bounds(NamedTuple):
             if one.before.streams:
                 _add_newly(board, one, graphs, part, base[here], slope[here])
             if one.terminals is not NO_LANES:
-                _add_terminals(board, one.terminals, horizon_ms[here], base[here], slope[here], aged=aged)
+                base[here] += _retired(board, one.terminals, graphs, horizon_ms[here], aged=aged)
             start += len(graphs)
-        bound, cost_max = _scores(board, base, slope, horizon_ms, (first_ms > 0.0) & (following_ms > 0.0), aged=aged)
+        known = EVERYWHERE if board.times.known else (first_ms > 0.0) & (following_ms > 0.0)
+        bound, cost_max = _scores(board, base, slope, horizon_ms, known, aged=aged)
         return Bounds(aged, ready, firsts, part.start, bound, cost_max)
 
     def cell(self, place: int) -> tuple[Prerequisite, int, int]:
@@ -144,20 +147,24 @@ def _add_newly(
 ) -> None:
     """Add to `base` and `slope` [f, s] as many newly ready streams as fit."""
     sequels, count = board.compiled.sequels, len(one.before.streams)
-    batch = np.array([board.compiled.shapes[place].batch for place in graphs])[:, None]
-    lanes = np.minimum(batch - sequels.enabled[part], np.minimum(sequels.rooms[part], count))
+    lanes = np.minimum(_batches(board, graphs) - sequels.enabled[part], np.minimum(sequels.rooms[part], count))
     base += (one.newly.service + one.newly.aged).take(sequels.width_at[part] * (count + 1) + lanes)
     slope += one.newly.urgency[0].take(lanes)
 
 
-def _add_terminals(
-    board: Board, terminals: Ranking, horizon_ms: Floats, base: Floats, slope: Floats, *, aged: bool
-) -> None:
-    """Add to `base` and `slope` [f, s] all rows that retire, at the end of both graphs."""
-    base += terminals.service[0, -1] + terminals.aged[0, -1]
-    if aged:
-        price = 0.5 * board.scaled.terminal_age_price * terminals.order.shape[1]
-        slope += terminals.urgency[0, -1] + price * horizon_ms
+def _retired(board: Board, terminals: Ranking, graphs: Sequence[int], horizon_ms: Floats, *, aged: bool) -> Floats:
+    """What the rows are worth that each graph retires beside one that it enables, [f, 1] or [f, s]."""
+    counts = np.minimum(_batches(board, graphs) - 1, terminals.order.shape[1])
+    worth = (terminals.service + terminals.aged).take(counts)
+    if not aged:
+        return worth
+    first_ms = board.times.ms.take(graphs)[:, None]
+    worth += terminals.urgency.take(counts) * first_ms
+    return worth + counts * ((horizon_ms * horizon_ms - first_ms * first_ms) * (0.5 * board.scaled.terminal_age_price))
+
+
+def _batches(board: Board, graphs: Sequence[int]) -> Ints:
+    return np.array([board.compiled.shapes[place].batch for place in graphs])[:, None]
 
 
 def _prompts(board: Board, before: Sequence[Before], part: slice, *, aged: bool) -> tuple[Floats, Floats]:

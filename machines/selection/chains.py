@@ -104,8 +104,10 @@ def _prompt_chains(times: StageTimes, prompts: Prompts, shapes: Shapes, duration
     if not places or not len(shapes):
         return []
     # What the largest capacity cannot serve, none can.
-    most = prompts.tokens[places, shapes.capacity_at.max()].tolist()
-    inferences = _inference(prompts.service[places].take(shapes.capacity_at, axis=1), duration_ms[shapes.index])
+    most = prompts.tokens[:, shapes.capacity_at.max()].take(places).tolist()
+    inferences = _inference(
+        prompts.service.take(places, axis=0).take(shapes.capacity_at, axis=1), duration_ms[shapes.index]
+    )
     found = []
     for place, tokens, (value, prompt_ms) in zip(places, most, inferences, strict=True):
         if tokens:

@@ -84,7 +84,8 @@ class StageTimes:
 def _least_ms(duration_ms: Floats, shapes: Shapes, family: int) -> float | None:
     """T of the measured shape with the least T/min(B, k) for k = `family`, of equal ones the shortest."""
     pairs = zip(duration_ms.tolist(), shapes.batch.tolist(), strict=True)
-    return min([(ms / min(batch, family), ms) for ms, batch in pairs if ms > 0.0], default=(0.0, None))[1]
+    shares = [(ms / (batch if batch < family else family), ms) for ms, batch in pairs if ms > 0.0]
+    return min(shares, default=(0.0, None))[1]
 
 
 def terminal_sigma_ms(board: Board) -> float | None:

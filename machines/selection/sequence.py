@@ -11,8 +11,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-import numpy as np
-
 from .cohort import Ranking
 
 
@@ -26,7 +24,7 @@ class Lines(NamedTuple):
     def of(ranking: Ranking, width_at: int = 0) -> Lines:
         """The lines of a ranking at one width."""
         base = ranking.service[width_at] + ranking.aged[width_at]
-        return Lines(base.tolist(), np.asarray(ranking.urgency[width_at]).tolist())
+        return Lines(base.tolist(), ranking.urgency[width_at].tolist())
 
     @property
     def most(self) -> int:

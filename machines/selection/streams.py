@@ -61,15 +61,15 @@ def expected_tokens(survivals: Sequence[Sequence[float]], left: Sequence[int], w
     """Expected output tokens [w, m] of a round: 1 + the survival of each proposal that W, the output limit and the
     proposals themselves leave."""
     depth, count = int(widths[-1]) - 1, len(survivals)
-    totals = np.ones((count, depth + 1))
+    totals = np.ones((depth + 1, count))
     if depth:
         nothing = (0.0,) * depth
         flat = chain.from_iterable([s if len(s) == depth else (*s, *nothing)[:depth] for s in survivals])
         steps = np.fromiter(flat, np.float64, count * depth).reshape(count, depth)
         if min(left) <= depth:
             steps = np.where(np.arange(1, depth + 1) < np.array(left)[:, None], steps, 0.0)
-        totals[:, 1:] += steps.cumsum(axis=1)
-    return totals.T.take(widths - 1, axis=0)
+        totals[1:] += steps.T.cumsum(axis=0)
+    return totals.take(widths - 1, axis=0)
 
 
 def target_positions(row: RequestRow, width: int) -> int:
