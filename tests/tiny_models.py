@@ -65,17 +65,18 @@ def _halves(values: Floats) -> Bytes:
     return values.astype("<f2").view(np.uint8).reshape(*values.shape, 2)
 
 
-def _random_halves(random: Rng, shape: tuple[int, ...]) -> Floats:
-    return (random.random(shape, dtype=np.float32) + 0.01).astype(np.float16).astype(np.float32) / np.float32(64)
+def _random_halves(random: Rng, shape: tuple[int, ...], divisor: int) -> Floats:
+    """Scales so small that weights are about 1/20: attention between larger ones turns on the last bit of a sum."""
+    return ((random.random(shape, dtype=np.float32) + 0.01) / np.float32(divisor)).astype(np.float16).astype(np.float32)
 
 
 def _q4(random: Rng, rows: int, width: int, with_minimum: bool) -> tuple[Bytes, Floats]:
     blocks = rows * width // 32
-    scale = _random_halves(random, (blocks, 1))
+    scale = _random_halves(random, (blocks, 1), 64)
     q = random.integers(0, 16, (blocks, 32))
     packed = _nibbles(q[:, :16], q[:, 16:])
     if with_minimum:
-        minimum = -_random_halves(random, (blocks, 1))
+        minimum = -_random_halves(random, (blocks, 1), 64)
         stored = np.concatenate([_halves(scale)[:, 0], _halves(minimum)[:, 0], packed], axis=1)
         return stored.reshape(rows, -1), (scale * q.astype(np.float32) + minimum).reshape(rows, width)
     stored = np.concatenate([_halves(scale)[:, 0], packed], axis=1)
@@ -84,7 +85,7 @@ def _q4(random: Rng, rows: int, width: int, with_minimum: bool) -> tuple[Bytes, 
 
 def _q8_0(random: Rng, rows: int, width: int) -> tuple[Bytes, Floats]:
     blocks = rows * width // 32
-    scale = _random_halves(random, (blocks, 1))
+    scale = _random_halves(random, (blocks, 1), 1024)
     q = random.integers(-127, 128, (blocks, 32))
     stored = np.concatenate([_halves(scale)[:, 0], q.astype(np.int8).view(np.uint8)], axis=1)
     return stored.reshape(rows, -1), (scale * q.astype(np.float32)).reshape(rows, width)
@@ -93,7 +94,7 @@ def _q8_0(random: Rng, rows: int, width: int) -> tuple[Bytes, Floats]:
 def _q4_k(random: Rng, rows: int, width: int) -> tuple[Bytes, Floats]:
     """Blocks of 256: half d, half dmin, eight 6-bit scales and minima in 12 bytes, 4-bit q; w = d s q - dmin m."""
     blocks = rows * width // 256
-    d, dmin = _random_halves(random, (blocks, 1)), _random_halves(random, (blocks, 1))
+    d, dmin = _random_halves(random, (blocks, 1), 2048), _random_halves(random, (blocks, 1), 2048)
     s, m = random.integers(0, 64, (blocks, 8)), random.integers(0, 64, (blocks, 8))
     q = random.integers(0, 16, (blocks, 8, 32))
     scales = np.concatenate(
@@ -113,7 +114,7 @@ def _q4_k(random: Rng, rows: int, width: int) -> tuple[Bytes, Floats]:
 def _q6_k(random: Rng, rows: int, width: int) -> tuple[Bytes, Floats]:
     """Blocks of 256: low 4 bits, high 2 bits, sixteen int8 scales, half d; w = d s (q - 32)."""
     blocks = rows * width // 256
-    d = _random_halves(random, (blocks, 1))
+    d = _random_halves(random, (blocks, 1), 8192)
     s = random.integers(-64, 64, (blocks, 16))
     q = random.integers(0, 64, (blocks, 2, 4, 32))  # halves of 128, quarters of 32
     low, high = q & 15, q >> 4
@@ -128,7 +129,7 @@ def _q6_k(random: Rng, rows: int, width: int) -> tuple[Bytes, Floats]:
 
 def _plain(dtype: torch.dtype) -> Callable[[Rng, int, int], tuple[Bytes, Floats]]:
     def make(random: Rng, rows: int, width: int) -> tuple[Bytes, Floats]:
-        stored = torch.from_numpy(random.standard_normal((rows, width), dtype=np.float32)).to(dtype)
+        stored = torch.from_numpy(random.standard_normal((rows, width), dtype=np.float32) / 16).to(dtype)
         return stored.view(torch.uint8).numpy(), stored.to(torch.float32).numpy()
 
     return make
