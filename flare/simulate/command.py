@@ -90,7 +90,7 @@ def simulate(
         try_folder("--plots", plots)
         check(cells)
         found = run_with_bar(cells, jobs or len(os.sched_getaffinity(0)), results)
-        console = Console(width=None if sys.stdout.isatty() else _WIDTH, markup=False, emoji=False)
+        console = output_console()
         console.print(table(found))
         if json_file is not None:
             with writing("--json", json_file):
@@ -103,6 +103,11 @@ def simulate(
     except (OSError, ValueError) as error:
         show_error(error)
         raise typer.Exit(2) from None
+
+
+def output_console() -> Console:
+    """Standard output for tables, of a fixed width where it is no terminal."""
+    return Console(width=None if sys.stdout.isatty() else _WIDTH, markup=False, emoji=False)
 
 
 def slo_option(text: str) -> Slo:

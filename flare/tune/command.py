@@ -7,7 +7,6 @@ everything that can be wrong with the options is found before the first simulati
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
@@ -15,22 +14,18 @@ from typing import Annotated
 import msgspec
 import typer
 from msgspec import UNSET
-from rich.console import Console
 
 from flare.config.loader import load_policy
 from flare.config.schema import REQUEST_SLOTS_MAX
 from flare.failure import show_error
 from flare.simulate.cells import TWO_CLIENTS, Cell, Result, check
-from flare.simulate.command import progress_bar, slo_option
+from flare.simulate.command import output_console, progress_bar, slo_option
 from flare.simulate.outputs import try_file, writing
 from flare.simulate.report import table
 from flare.simulate.traces import Half
 
 from .preset import toml
 from .search import Score, Trial, best, search, simulated
-
-_WIDTH = 140
-"""Columns where there is no terminal to ask."""
 
 
 def tune(
@@ -79,7 +74,7 @@ def tune(
     except (OSError, ValueError) as error:
         show_error(error)
         raise typer.Exit(2) from None
-    console = Console(width=None if sys.stdout.isatty() else _WIDTH, markup=False, emoji=False)
+    console = output_console()
     shown = [(base, found[0]), (output.stem, best(found))]
     console.print(table(_named(result, name) for name, trial in shown for result in trial.results))
     if best(found) is found[0]:
