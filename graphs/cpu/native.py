@@ -143,6 +143,8 @@ class NativeStep:
     """A `StepProgram` in C++. Raises OSError if the library cannot be loaded.
 
     `logits` float32[LOGITS_ROWS, blocks of 16 over vocab] holds the raw logits of the rows projected last, for tests.
+    `residual` float32[rows, hidden] is the residual stream after the last layer, before the final norm, of the rows that
+    ran last: those of prompts in order, then one for each decoding lane that had not ended.
     """
 
     def __init__(
@@ -160,6 +162,7 @@ class NativeStep:
         self.kv = kv
         self._held: list[object] = []
         self.logits = torch.zeros(0)
+        self.residual = torch.zeros(len(buffers.tokens), config.hidden)
         max_model_len = rows.page_table.shape[1] * PAGE_TOKENS
         weights = _Weights.load(config, source, max_model_len)
         self._held.append(weights)
@@ -228,7 +231,7 @@ class NativeStep:
             keys=_address(self.kv.keys),
             values=_address(self.kv.values),
             pages=self.kv.keys.shape[1],
-            x=self._floats(rows, config.hidden),
+            x=self.residual.data_ptr(),
             qkv=self._floats(rows, query_width + 2 * config.kv_heads * config.head_dim),
             attended=self._floats(rows, query_width),
             logits=self.logits.data_ptr(),
