@@ -98,7 +98,8 @@ class LaneInput:
     Prompt lane: `tokens` int32[n] are consumed from position `start`, and the last of the prompt (`emits`) samples the
     first output token. `target` is the token that follows the chunk (scored prefill of a chunk that is not the last
     scores it); None at the end of the prompt. Decode lane: `tokens` is None, and the row's pending token is read from
-    device state; `width` target positions are verified, the pending token among them (1 without speculation).
+    device state; `width` target positions are verified, the pending token among them (1 without speculation), at most
+    where the program allocates rows; `proposals` int32[n <= width - 1] are given to a program of copies.
     Lane of a stage: `stage` says what is to be done with the row's state, and `start` is the prompt position where the
     row stands: 0 before a prefix is restored, that of the saved state where a state row is restored or resumed.
     """
@@ -111,16 +112,19 @@ class LaneInput:
     binding: Binding | None = None
     history: History | None = None
     width: int = 1
+    proposals: NDArray[np.int32] | None = None
     stage: StageInput | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """One replay of a prepared graph over `lanes` (at most `shape.batch` of them)."""
+    """One replay of a prepared graph over `lanes` (at most `shape.batch` of them). `allocates`: it shares out its
+    target rows itself, below the widths of the lanes."""
 
     fence: Fence
     shape: GraphShape
     lanes: tuple[LaneInput, ...]
+    allocates: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +144,8 @@ class LaneResult:
     row ended with them. `scores` line up with `tokens`; None where nothing was asked or drawn. So a decode row that had
     already ended returns an unchanged counter, no tokens, and None for `ended` and `scores`. `prompt_scores` line up
     with positions start+1 .. start+n of a scored chunk (the first prompt token has no score; the last chunk has no
-    score beyond the prompt).
+    score beyond the prompt). `verified` counts the target positions of a decode lane; `survival` has the products of
+    min(1, p/q) of its verified prefixes, where the program draws by rejection.
     """
 
     handle: RequestHandle
@@ -149,14 +154,20 @@ class LaneResult:
     ended: EndReason | None = None
     scores: tuple[TokenScore, ...] | None = None
     prompt_scores: tuple[TokenScore, ...] | None = None
+    verified: int = 0
+    survival: tuple[float, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Completion:
     """A frame that ended. `device_ns` is the program's own time (0: not measured). `error` None means success; else
-    `results` is empty and the frame changed nothing that a later frame of other requests reads."""
+    `results` is empty and the frame changed nothing that a later frame of other requests reads.
+
+    `confidence` float32[2, request_slots, draft_capacity] comes from a program that proposes: plane 0 the conditional
+    probability of each proposal, plane 1 the joint one of each prefix (docs/scheduling.md, "Confidence")."""
 
     fence: Fence
     device_ns: int
     results: tuple[LaneResult, ...]
     error: str | None = None
+    confidence: NDArray[np.float32] | None = None

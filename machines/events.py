@@ -30,11 +30,19 @@ class CancelRequest(msgspec.Struct, frozen=True):
 
 
 class CompletionRecord(msgspec.Struct, frozen=True):
-    """What a frame says of one lane: `committed` context tokens after it (prompt consumed and output drawn)."""
+    """What a frame says of one lane: `committed` context tokens after it (prompt consumed and output drawn).
+
+    Of a decode lane, `verified` counts its target positions (0: as planned). Of one that proposed, `confidence` has the
+    conditional probability of each proposal made and the joint one of each prefix (docs/scheduling.md, "Confidence"),
+    and `survival` the products of min(1, p/q) of the prefixes that were verified, where the program writes them.
+    """
 
     handle: RequestHandle
     committed: int
     ended: EndReason | None
+    verified: int = 0
+    confidence: tuple[tuple[float, ...], tuple[float, ...]] | None = None
+    survival: tuple[float, ...] | None = None
 
 
 class CompleteFrame(msgspec.Struct, frozen=True):
@@ -59,6 +67,13 @@ class HostStop(msgspec.Struct, frozen=True):
     request: RequestId
 
 
+class CopyOffered(msgspec.Struct, frozen=True):
+    """From now on the host can supply so many proposals for a request, copied from its own tokens."""
+
+    request: RequestId
+    proposals: int
+
+
 class PreemptRequest(msgspec.Struct, frozen=True):
     """A resident request is to give its slot and pages up for now, and to go on later where it stands.
 
@@ -69,7 +84,7 @@ class PreemptRequest(msgspec.Struct, frozen=True):
     request: RequestId
 
 
-Event = Arrive | CancelRequest | CompleteFrame | Published | HostStop | PreemptRequest
+Event = Arrive | CancelRequest | CompleteFrame | Published | HostStop | CopyOffered | PreemptRequest
 
 
 class RequestMoved(msgspec.Struct, frozen=True):

@@ -53,8 +53,8 @@ class Request:
     """The machine. Counters are of validated completions, never of queued work.
 
     `stages` are the operations before it can go on, in order. `bound`: a frame has carried the present generation's
-    binding. `visible_at_ns` is the last visible output, or the start of decoding before any; `terminal_at_ns` is when
-    its output was found complete, or its preemption began.
+    binding. `offered` proposals can be copied for it now. `visible_at_ns` is the last visible output, or the start of
+    decoding before any; `terminal_at_ns` is when its output was found complete, or its preemption began.
     """
 
     id: RequestId
@@ -75,6 +75,7 @@ class Request:
     end_reason: EndReason | None = None
     prices: ServicePrices = field(default_factory=ServicePrices)
     acceptance: Acceptance | None = None
+    offered: int = 0
     _entry: tuple[GraphKind, ...] = ()
     """What its execution begins with: initialization and restored prefix, or a resume."""
     _checkpoint_due: bool = False

@@ -32,6 +32,15 @@ class GraphKind(StrEnum):
     RESUME = "resume"
 
 
+class Source(StrEnum):
+    """Who makes the proposals of a speculative program (docs/scheduling.md, "Speculative rounds")."""
+
+    DRAFT = "draft"
+    """The program itself, with a learned head or a draft model."""
+    COPY = "copy"
+    """The host, which copies a span of the request's own tokens."""
+
+
 QUEUEABLE_KINDS = frozenset({GraphKind.DECODE, GraphKind.SPECULATIVE})
 """Kinds of which two frames may be in flight together; every other kind needs an empty window."""
 
@@ -61,8 +70,9 @@ class GraphShape(msgspec.Struct, frozen=True, order=True):
     the graph can consume, 0 for kinds that consume none. `prompt_rows` is how many of a mixed graph's rows may consume
     a prompt, at least 1; all of a prefill graph's may, and it leaves this at 0. `width` (W) is the number of target
     positions for each decoding row, the pending token among them; `draft_depth` (D) the proposals that the program
-    itself makes for each; `packed_targets` (P) its target rows in all, B * W for a rectangular program. `drafts`: the
-    program keeps the draft's context up to date, as all speculative ones do, at width one too.
+    makes for each, or that the host supplies at most (`source`); `packed_targets` (P) its target rows in all, B * W for
+    a rectangular program. `drafts`: the program keeps the draft's context up to date, as all speculative ones do, at
+    width one too, where `source` says nothing.
     """
 
     kind: GraphKind
@@ -73,6 +83,7 @@ class GraphShape(msgspec.Struct, frozen=True, order=True):
     draft_depth: int = 0
     packed_targets: int = 0
     drafts: bool = False
+    source: Source = Source.DRAFT
 
     def __post_init__(self) -> None:
         problem = self._problem()
@@ -109,19 +120,28 @@ class GraphShape(msgspec.Struct, frozen=True, order=True):
                 return f"packed_targets {self.packed_targets} is outside {self.batch} to {self.batch * self.width}"
             if (self.width == 1) != (self.draft_depth == 0):
                 return f"width {self.width} with draft_depth {self.draft_depth}: only width one proposes nothing"
+            if self.source is Source.COPY and (self.width == 1 or not speculative):
+                return "source is copy; only a speculative program wider than one is supplied with proposals"
             return None
-        if self.width != 1 or self.draft_depth or self.packed_targets or self.drafts:
-            return "width, draft_depth, packed_targets and drafts are for speculative programs"
+        if self.width != 1 or self.draft_depth or self.packed_targets or self.drafts or self.source is Source.COPY:
+            return "width, draft_depth, packed_targets, drafts and source are for speculative programs"
         return None
 
     @property
+    def ragged(self) -> bool:
+        """Whether its rows share fewer target rows than their widths come to."""
+        return 0 < self.packed_targets < self.batch * self.width
+
+    @property
     def name(self) -> str:
-        """A stable short name for logs and metrics, such as `decode/b4`, `prefill/t512` or `mixed/b4t512w3`."""
+        """A stable short name for logs and metrics, such as `decode/b4`, `prefill/t512`, `speculative/b4d3w4` (its own
+        proposals) or `speculative/b4c3w4` (copied ones)."""
         if self.kind in STAGE_KINDS or self.kind is GraphKind.DECODE:
             return f"{self.kind}/b{self.batch}"
         if self.kind is GraphKind.SPECULATIVE:
-            packed = "" if self.packed_targets == self.batch * self.width else f"p{self.packed_targets}"
-            return f"{self.kind}/b{self.batch}d{self.draft_depth}w{self.width}{packed}"
+            packed = f"p{self.packed_targets}" if self.ragged else ""
+            depth = f"{'c' if self.source is Source.COPY else 'd'}{self.draft_depth}"
+            return f"{self.kind}/b{self.batch}{depth}w{self.width}{packed}"
         if self.kind is GraphKind.MIXED:
             rows = f"r{self.prompt_rows}" if self.prompt_rows > 1 else ""
             wide = f"d{self.draft_depth}w{self.width}" if self.drafts else ""
@@ -130,6 +150,14 @@ class GraphShape(msgspec.Struct, frozen=True, order=True):
         return f"{self.kind}/t{self.prefill_tokens}{rows}"
 
 
-def rectangular(kind: GraphKind, batch: int, width: int, prefill_tokens: int = 0, prompt_rows: int = 0) -> GraphShape:
+def rectangular(
+    kind: GraphKind,
+    batch: int,
+    width: int,
+    prefill_tokens: int = 0,
+    prompt_rows: int = 0,
+    source: Source = Source.DRAFT,
+) -> GraphShape:
     """A rectangular program that keeps the draft's context: B rows of W targets each, D = W - 1 proposals."""
-    return GraphShape(kind, batch, prefill_tokens, prompt_rows, width, width - 1, batch * width, drafts=True)
+    packed = batch * width
+    return GraphShape(kind, batch, prefill_tokens, prompt_rows, width, width - 1, packed, drafts=True, source=source)

@@ -24,6 +24,7 @@ from .events import (
     Arrive,
     CancelRequest,
     CompleteFrame,
+    CopyOffered,
     Dispatch,
     Effect,
     Event,
@@ -222,6 +223,9 @@ class Scheduler:
             case HostStop(request_id):
                 if (known := self.requests.get(request_id)) is not None and known.stoppable:
                     self._roster.end(known, EndReason.STOP, now_ns, effects)
+            case CopyOffered(request_id, proposals):
+                if (known := self.requests.get(request_id)) is not None:
+                    known.offered = proposals
             case PreemptRequest(request_id):
                 known = self.requests.get(request_id)
                 if known is not None and self.retires and GraphKind.RESUME in self._kinds:

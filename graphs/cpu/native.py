@@ -143,8 +143,8 @@ class NativeStep:
     """A `StepProgram` in C++. Raises OSError if the library cannot be loaded.
 
     `logits` float32[LOGITS_ROWS, blocks of 16 over vocab] holds the raw logits of the rows projected last, for tests.
-    `residual` float32[rows, hidden] is the residual stream after the last layer, before the final norm, of the rows that
-    ran last: those of prompts in order, then one for each decoding lane that had not ended.
+    `residual` float32[rows, hidden] is the residual stream after the last layer, before the final norm, of the rows
+    that ran last: those of prompts in order, then one for each decoding lane that had not ended.
     """
 
     def __init__(

@@ -30,6 +30,7 @@ class Reason(StrEnum):
     ORDINARY = "ordinary"
     DISCOVERY = "discovery"
     TIMING_REFRESH = "timing_refresh"
+    ACCEPTANCE_PROBE = "acceptance_probe"
 
 
 class Hold(StrEnum):
@@ -59,6 +60,7 @@ class PolicyRow(msgspec.Struct, frozen=True):
     first_output_patience_ms: float = 500.0
     gap_price: float = 0.0
     gap_stretch: float = 5.0
+    host_gap_pricing: bool = False
 
 
 class GraphRow(msgspec.Struct, frozen=True):
@@ -86,8 +88,12 @@ class RequestRow(msgspec.Struct, frozen=True):
     work; a decoding request with none left cannot be served, yet is still charged.
     `stages` are the operations that it needs, in order, before it can do what its phase says; none for one that is
     ready. `spans` are the [start, end) prompt positions ahead that one chunk consumes whole or not at all.
-    `survival` [D] estimates that the first d = 1..D proposals are all accepted, never rising; `scored_survival` is the
-    same raised to the policy's exponent, for scores alone. Both are empty where nothing can be proposed.
+    `survival` [D] estimates that the first d = 1..D proposals of a program are all accepted, never rising;
+    `scored_survival` is the same raised to the policy's exponent, for scores alone; `forecast` [D] is the joint
+    probability that the program is expected to find for each prefix, by which it allocates rows. All are empty where
+    nothing can be proposed. `copy_survival` and `copy_scored_survival` are the first two of the host's proposals, as
+    many as it can supply now. `optimistic` and `copy_optimistic` are their bounded optimistic estimates, raised to the
+    exponent too, and `weights` and `copy_weights` the aged weights of each depth: given while a probe is funded.
     `token_price` (pi, ms/token) and `delivery_price` (delta, ms/delivery) are multiplied by the view's `value_scale`;
     None: not yet set. `age_ms` is the wait at the planning start: of a decoding request since its last visible output,
     of a terminal one since it ended, of any other since it arrived. `last_fence` is the fence of the last frame that
@@ -111,6 +117,13 @@ class RequestRow(msgspec.Struct, frozen=True):
     spans: tuple[tuple[int, int], ...] = ()
     survival: tuple[float, ...] = ()
     scored_survival: tuple[float, ...] = ()
+    forecast: tuple[float, ...] = ()
+    copy_survival: tuple[float, ...] = ()
+    copy_scored_survival: tuple[float, ...] = ()
+    optimistic: tuple[float, ...] = ()
+    copy_optimistic: tuple[float, ...] = ()
+    weights: tuple[float, ...] = ()
+    copy_weights: tuple[float, ...] = ()
 
 
 class QueuedFrame(msgspec.Struct, frozen=True):
@@ -128,7 +141,10 @@ class View(msgspec.Struct, frozen=True):
     `planning_ns` is the later of `now_ns` and the expected end of the queued frames. `value_scale` is
     exp(-log_scale): every value of the decision is multiplied by it. Rows of `requests` are in slot order.
     `queued_requests` and `queued_tokens` describe accepted requests that wait for a slot. `refresh_funded`: the ledger
-    allows one stale graph to run in place of the ordinary winner.
+    allows one stale graph to run in place of the ordinary winner; `probe_funded`: one round that offers more than the
+    ordinary winner. `device_allocates`: ragged programs that propose share out their rows themselves, below the lanes'
+    ceilings. `keeps_prefixes`: lanes are shortened only by the limits of requests (fixed selection). `host_gap_ms` is
+    what a frame that needs the empty window takes beside its own time, 0 where it has no price.
     """
 
     now_ns: int
@@ -145,13 +161,18 @@ class View(msgspec.Struct, frozen=True):
     queued_requests: int
     queued_tokens: int
     refresh_funded: bool = False
+    probe_funded: bool = False
+    device_allocates: bool = False
+    keeps_prefixes: bool = False
+    host_gap_ms: float = 0.0
 
 
 class LaneWork(msgspec.Struct, frozen=True):
     """What a plan does for one request: `tokens` positions from `start`.
 
     A prompt lane consumes so many prompt tokens; a decode lane's `tokens` are its target positions, the pending token
-    and the proposals to verify (1 without speculation); the lane of a stage has none. `emits`: it ends with an output
+    and the proposals to verify (1 without speculation), at most where the program allocates them; the lane of a stage
+    has none. `emits`: it ends with an output
     token. `delivers`: what it emits counts as a delivery. `expected_tokens` is the service that is expected of it,
     prompt tokens and output tokens together.
     """
@@ -180,7 +201,8 @@ class Plan(msgspec.Struct, frozen=True):
     `duration_ns` is the graph's own, also where `score` is that of a sequence with `following`.
 
     `score` (docs/scheduling.md, "Score") is scaled: value/ms times the scale; `log_scale` is the logarithm of the
-    inverse factor. `observation_age_ns` is None for an unknown graph.
+    inverse factor. `observation_age_ns` is None for an unknown graph. `allocates`: the program shares out its target
+    rows itself, and the lanes' `tokens` are ceilings.
     """
 
     shape: GraphShape
@@ -192,6 +214,7 @@ class Plan(msgspec.Struct, frozen=True):
     reason: Reason
     needs_empty_window: bool
     following: Following | None = None
+    allocates: bool = False
 
 
 class Candidate(msgspec.Struct, frozen=True):
