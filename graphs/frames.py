@@ -67,11 +67,13 @@ class Binding:
 @dataclass(frozen=True, slots=True)
 class History:
     """What only the host knows of a row: distinct token ids seen, int32[n]; how often each was output,
-    int32[n] (0: in the prompt alone); and token ids that may not be drawn now (eos under `min_tokens`)."""
+    int32[n] (0: in the prompt alone); and token ids that may not be drawn for the next `banned_for` tokens (eos under
+    `min_tokens`)."""
 
     token_ids: NDArray[np.int32]
     output_counts: NDArray[np.int32]
     banned: tuple[int, ...] = ()
+    banned_for: int = 1
 
 
 @dataclass(frozen=True, slots=True)

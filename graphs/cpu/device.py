@@ -13,16 +13,18 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from flare.machines.graph import GraphKind, GraphShape
+from flare.machines.graph import GraphKind, GraphShape, Source
 from flare.machines.ids import Fence, PageId, RequestHandle
 
 from ..device import DeviceLost, OnCompletion, OnProgress
 from ..frames import Binding, Completion, Frame, LaneInput, Sampling
 from ..memory.pages import PAGE_TOKENS, KvPages, page_bytes
 from ..models.config import ModelConfig
+from ..models.draft import DraftModel
 from ..models.source import WeightSource
 from ..programs.buffers import StepBuffers
 from ..programs.decoder import Decoder
+from ..programs.drafting import Drafting
 from ..programs.extents import decodes, extents_of, prompt_lanes
 from ..programs.frame_io import FrameIo
 from ..programs.reference import ReferenceStep
@@ -59,6 +61,8 @@ class CpuDevice:
         eager: bool,
         cache_dir: Path,
         warn: Callable[[str], None],
+        draft: DraftModel | None = None,
+        rejects: bool = False,
     ) -> None:
         for name, value in (
             ("request_slots", request_slots),
@@ -77,6 +81,8 @@ class CpuDevice:
         self._eager = eager
         self._cache_dir = cache_dir
         self._warn = warn
+        self._draft = draft
+        self._rejects = rejects
         self._graphs: frozenset[GraphShape] = frozenset()
         self._plan: MemoryPlan | None = None
         self._program: StepProgram | None = None
@@ -91,7 +97,9 @@ class CpuDevice:
     @property
     def pages(self) -> int:
         """Pages of the KV cache."""
-        return self._kv_bytes // page_bytes(self._config, kv_dtype(self._dtype))
+        dtype = kv_dtype(self._dtype)
+        own = 0 if self._draft is None else page_bytes(self._draft.config, dtype)
+        return self._kv_bytes // (page_bytes(self._config, dtype) + own)
 
     @property
     def page_tokens(self) -> int:
@@ -112,8 +120,10 @@ class CpuDevice:
         `ModelError` for weights that give no numbers.
         """
         for shape in catalog:
-            if shape.drafts or not (decodes(shape) or prompt_lanes(shape)):
+            if not (decodes(shape) or prompt_lanes(shape)):
                 raise ValueError(f"catalog: the CPU device has no program for {shape.name}")
+            if shape.width > 1 and shape.source is Source.DRAFT and self._draft is None:
+                raise ValueError(f"catalog: {shape.name} makes proposals, and there is no draft")
         torch.set_num_threads(self._threads)
         self._plan = plan_memory(
             self._config,
@@ -122,9 +132,13 @@ class CpuDevice:
             max_model_len=self._max_model_len,
             kv_bytes=self._kv_bytes,
             dtype=self._dtype,
+            draft=None if self._draft is None else self._draft.config,
         )
-        rows = StateRows.allocate(self._request_slots, self._max_model_len)
-        buffers = StepBuffers.allocate(extents_of(catalog), self._max_model_len)
+        draft = self._draft
+        hidden = self._config.hidden if draft is not None and draft.reads_hidden else 0
+        rows = StateRows.allocate(self._request_slots, self._max_model_len, hidden)
+        kept = 0 if draft is None or not self._rejects else draft.config.vocab
+        buffers = StepBuffers.allocate(extents_of(catalog), self._max_model_len, self._request_slots, kept)
         kv = KvPages.allocate(self._config, self._plan.pages, kv_dtype(self._dtype))
         self._program = self._build(rows, buffers, kv)
         self._io = FrameIo(rows, buffers, self._plan.pages, self._config.vocab)
@@ -159,16 +173,27 @@ class CpuDevice:
 
     def _build(self, rows: StateRows, buffers: StepBuffers, kv: KvPages) -> StepProgram:
         """The native program for "auto", unless it is not wanted or cannot be; else plain torch."""
+        draft, draft_kv = self._draft, None
+        if draft is not None:
+            draft_kv = KvPages.allocate(draft.config, kv.keys.shape[1], kv_dtype(self._dtype))
         if self._dtype == "auto" and not self._eager:
             try:
                 if reason := unsupported(self._config):
                     raise CannotCompile(reason)
+                if draft is not None and (reason := unsupported(draft.config)):
+                    raise CannotCompile(f"{draft.name}: {reason}")
                 library = native_library(self._cache_dir)
-                return NativeStep(library, self._config, self._weights, rows, buffers, kv, self._threads)
+                return NativeStep(
+                    library, self._config, self._weights, rows, buffers, kv, self._threads, draft, draft_kv
+                )
             except CannotCompile as error:
                 self._warn(f"{error}. Running plain torch in bfloat16 instead, several times slower.")
-        dtype = torch.float32 if self._dtype == "float32" else torch.bfloat16
-        return ReferenceStep(Decoder(self._config, self._weights, self._max_model_len, dtype), rows, buffers, kv)
+        dtype, longest = torch.float32 if self._dtype == "float32" else torch.bfloat16, self._max_model_len
+        drafting = None
+        if draft is not None and draft_kv is not None:
+            decoder = Decoder(draft.config, draft.source, longest, dtype, reads_hidden=draft.reads_hidden)
+            drafting = Drafting(decoder, draft_kv, rows, buffers, draft.kept, self._config.vocab)
+        return ReferenceStep(Decoder(self._config, self._weights, longest, dtype), rows, buffers, kv, drafting)
 
     def _run(self, frame: Frame) -> Completion:
         """Run one frame on the calling thread. Raises whatever went wrong, with nothing of other requests changed."""
@@ -180,8 +205,18 @@ class CpuDevice:
         assert self._io is not None
         self._io.check(frame)
         self._io.write(frame)
-        device_ns = self.program.step(len(frame.lanes), frame.shape.kind is GraphKind.SCORED_PREFILL)
-        return Completion(frame.fence, device_ns, self._io.read(frame))
+        shape = frame.shape
+        depth = shape.draft_depth if shape.source is Source.DRAFT else 0
+        device_ns = self.program.step(
+            len(frame.lanes),
+            shape.kind is GraphKind.SCORED_PREFILL,
+            depth,
+            shape.packed_targets if frame.allocates else 0,
+            self._rejects,
+        )
+        confidence = self.program.buffers.confidence.numpy().copy() if depth else None
+        results = self._io.read(frame, survival=self._rejects)
+        return Completion(frame.fence, device_ns, results, confidence=confidence)
 
     def _warm(self, shape: GraphShape) -> None:
         """Run a graph on rows and pages that nobody owns yet; page 0 stands for all.
@@ -190,15 +225,17 @@ class CpuDevice:
         there are many mixed graphs.
         """
         table = (PageId(0),) * -(-self._max_model_len // PAGE_TOKENS)
-        binding = Binding(table, Sampling(temperature=0.0), (), 2)
+        binding = Binding(table, Sampling(temperature=0.0), (), shape.width + 2)
         handles = [RequestHandle(slot, -2) for slot in range(min(shape.batch, self._request_slots))]
         prompts = min(prompt_lanes(shape), len(handles), shape.prefill_tokens)
         tokens = MIXED_WARM_TOKENS if shape.kind is GraphKind.MIXED else shape.prefill_tokens
         each = min(tokens // prompts, self._max_model_len) if prompts else 0
         lanes = [LaneInput(handle, 0, True, np.zeros(each, np.int32), binding=binding) for handle in handles[:prompts]]
         if decodes(shape):
+            width = min(shape.width, shape.packed_targets // shape.batch) if shape.packed_targets else 1
             for handle in handles[prompts:]:
                 first = LaneInput(handle, 0, True, np.zeros(1, np.int32), binding=binding)
                 self._replay(Frame(Fence(0), GraphShape(GraphKind.PREFILL, 1, 1), (first,)))
-                lanes.append(LaneInput(handle, 1, True))
+                given = np.zeros(width - 1, np.int32) if shape.source is Source.COPY and width > 1 else None
+                lanes.append(LaneInput(handle, 1, True, width=width, proposals=given))
         self._replay(Frame(Fence(0), shape, tuple(lanes)))

@@ -8,7 +8,7 @@ memory that a replay uses; all of it is torch tensors held here.
 from __future__ import annotations
 
 import ctypes
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -16,11 +16,12 @@ import torch
 
 from ..memory.pages import PAGE_TOKENS, KvPages
 from ..models.config import ModelConfig
+from ..models.draft import EMBEDDING, EMBEDDING_NORM, FINAL_NORM, FUSE, HIDDEN_NORM, DraftModel
 from ..models.rope import rotary_table
 from ..models.source import WeightSource
 from ..programs.buffers import StepBuffers
-from ..programs.decoder import EMBEDDING, FINAL_NORM, head_name, layer_names
-from ..programs.rows import ALTERNATIVES_MAX, LOGIT_BIAS_MAX, STOP_TOKENS_MAX, StateRows
+from ..programs.decoder import head_name, layer_names
+from ..programs.rows import ALTERNATIVES_MAX, LOGIT_BIAS_MAX, STOP_TOKENS_MAX, WAITING_MAX, StateRows
 from .pack import GROUP, LANES, PackedLinear, interleaved_halves, pack_linear
 
 QUERIES = 16
@@ -51,6 +52,8 @@ class _Model(ctypes.Structure):
         ("layer", ctypes.POINTER(_Layer)),
         *_fields(_Linear, "embedding head"),
         *_fields(_PTR, "final_norm rotary"),
+        ("fuse", _Linear),
+        *_fields(_PTR, "embedding_norm hidden_norm kept"),
     ]
 
 
@@ -63,7 +66,8 @@ class _Rows(ctypes.Structure):
         *_fields(_PTR, "temperature top_k top_p min_p seed presence frequency repetition"),
         *_fields(_PTR, "bias_tokens bias_values bias_count"),
         ("bias_max", _I64),
-        *_fields(_PTR, "logprobs prompt_logprobs"),
+        *_fields(_PTR, "logprobs prompt_logprobs drafted waiting waiting_tokens waiting_hidden"),
+        ("waiting_max", _I64),
     ]
 
 
@@ -73,11 +77,15 @@ class _Buffers(ctypes.Structure):
         ("prompts_max", _I64),
         *_fields(_PTR, "seen history_tokens history_counts"),
         ("history_max", _I64),
-        *_fields(_PTR, "banned_count banned"),
+        *_fields(_PTR, "banned_count banned banned_rows"),
         ("banned_max", _I64),
-        *_fields(_PTR, "tokens targets token logprob top_tokens top_logprobs"),
+        *_fields(_PTR, "tokens targets count verified token"),
+        ("width_max", _I64),
+        *_fields(_PTR, "logprob top_tokens top_logprobs"),
         *_fields(_PTR, "row_logprob row_top_tokens row_top_logprobs"),
         ("alternatives_max", _I64),
+        *_fields(_PTR, "survival confidence draft_probabilities"),
+        *_fields(_I64, "slots depth_max"),
     ]
 
 
@@ -91,7 +99,7 @@ class _Space(ctypes.Structure):
         ("pages", _I64),
         *_fields(_PTR, "x qkv attended logits thread_scratch"),
         *_fields(_I64, "rows_max logits_rows scratch_floats"),
-        *_fields(_Activations, "narrow heads wide last"),
+        *_fields(_Activations, "narrow heads wide last fused"),
     ]
 
 
@@ -117,9 +125,25 @@ class _Weights:
     head: PackedLinear
     final_norm: torch.Tensor
     rotary: torch.Tensor
+    fuse: PackedLinear | None = None
+    fused_norms: tuple[torch.Tensor, torch.Tensor] | None = None
+    kept: torch.Tensor | None = None
 
     @classmethod
-    def load(cls, config: ModelConfig, source: WeightSource, positions: int) -> _Weights:
+    def load_draft(cls, draft: DraftModel, target: _Weights, positions: int) -> _Weights:
+        """The weights of a draft; a head has its target's embedding."""
+        if not draft.reads_hidden:
+            return cls.load(draft.config, draft.source, positions)
+        own = cls.load(draft.config, draft.source, positions, target.embedding)
+        norms = draft.source.tensor(EMBEDDING_NORM), draft.source.tensor(HIDDEN_NORM)
+        fuse = pack_linear(draft.source, (FUSE.removesuffix(".weight"),), False)
+        return replace(own, fuse=fuse, fused_norms=norms, kept=draft.kept)
+
+    @classmethod
+    def load(
+        cls, config: ModelConfig, source: WeightSource, positions: int, embedding: PackedLinear | None = None
+    ) -> _Weights:
+        """Pack a model's weights, but for an `embedding` that is packed already."""
         layers, norms = [], []
         for index in range(config.layers):
             names = layer_names(index)
@@ -133,7 +157,7 @@ class _Weights:
             )
             query, key = (source.tensor(n) for n in names.head_norms) if config.qk_norm else (None, None)
             norms.append((source.tensor(names.input_norm), source.tensor(names.mlp_norm), query, key))
-        embedding = pack_linear(source, (EMBEDDING.removesuffix(".weight"),), False)
+        embedding = embedding or pack_linear(source, (EMBEDDING.removesuffix(".weight"),), False)
         head = embedding if config.tie_embeddings else pack_linear(source, (head_name(config),), False)
         final_norm = source.tensor(FINAL_NORM)
         return cls(layers, norms, embedding, head, final_norm, rotary_table(config, positions))
@@ -156,25 +180,44 @@ class NativeStep:
         buffers: StepBuffers,
         kv: KvPages,
         threads: int,
+        draft: DraftModel | None = None,
+        draft_kv: KvPages | None = None,
     ) -> None:
         self.rows = rows
         self.buffers = buffers
         self.kv = kv
         self._held: list[object] = []
-        self.logits = torch.zeros(0)
         self.residual = torch.zeros(len(buffers.tokens), config.hidden)
         max_model_len = rows.page_table.shape[1] * PAGE_TOKENS
         weights = _Weights.load(config, source, max_model_len)
-        self._held.append(weights)
+        self._held.append((weights, draft_kv))
         self._library = _bind(library)
+        most = len(buffers.tokens)
+        self.logits = torch.zeros(LOGITS_ROWS, weights.head.blocks * LANES)
+        target = self._space(config, kv, self.residual, self.logits, max_model_len, threads)
+        drafts: tuple[_Model | None, _Space | None] = None, None
+        if draft is not None and draft_kv is not None:
+            lanes = len(buffers.slot)
+            own = _Weights.load_draft(draft, weights, max_model_len)
+            self._held.append(own)
+            residual = torch.zeros(max(most + lanes, lanes * (WAITING_MAX + 1)), draft.config.hidden)
+            logits = torch.zeros(lanes, own.head.blocks * LANES)
+            self._held += [residual, logits]
+            drafts = (
+                self._model(draft.config, own),
+                self._space(draft.config, draft_kv, residual, logits, max_model_len, threads),
+            )
         records = (
             self._model(config, weights),
+            target,
+            *drafts,
             _pointers(
                 _Rows,
                 rows,
                 table_pages=rows.page_table.shape[1],
                 stop_tokens_max=STOP_TOKENS_MAX,
                 bias_max=LOGIT_BIAS_MAX,
+                waiting_max=WAITING_MAX,
             ),
             _pointers(
                 _Buffers,
@@ -182,15 +225,20 @@ class NativeStep:
                 prompts_max=len(buffers.prefill_row),
                 history_max=buffers.history_tokens.shape[1],
                 banned_max=STOP_TOKENS_MAX,
+                width_max=buffers.token.shape[1],
                 alternatives_max=ALTERNATIVES_MAX,
+                slots=buffers.confidence.shape[1],
+                depth_max=buffers.confidence.shape[2],
             ),
-            self._space(config, weights.head.blocks * LANES, max_model_len, threads),
         )
-        self._step: int | None = self._library.flare_open(*(ctypes.byref(record) for record in records), threads)
+        pointers = [None if record is None else ctypes.byref(record) for record in records]
+        self._step: int | None = self._library.flare_open(*pointers, threads)
 
-    def step(self, lanes: int, scored: bool) -> int:
+    def step(
+        self, lanes: int, scored: bool = False, depth: int = 0, target_rows: int = 0, rejects: bool = False
+    ) -> int:
         """See `StepProgram.step`."""
-        return int(self._library.flare_step(self._step, lanes, scored))
+        return int(self._library.flare_step(self._step, lanes, scored, depth, target_rows, rejects))
 
     def close(self) -> None:
         """See `StepProgram.close`."""
@@ -219,30 +267,43 @@ class NativeStep:
             head=_linear(weights.head),
             final_norm=_address(weights.final_norm),
             rotary=_address(weights.rotary),
+            fuse=_linear(weights.fuse) if weights.fuse is not None else _Linear(),
+            embedding_norm=_address(weights.fused_norms[0]) if weights.fused_norms else None,
+            hidden_norm=_address(weights.fused_norms[1]) if weights.fused_norms else None,
+            kept=_address(weights.kept),
         )
 
-    def _space(self, config: ModelConfig, logits_width: int, max_model_len: int, threads: int) -> _Space:
-        rows = len(self.buffers.tokens)
+    def _space(
+        self,
+        config: ModelConfig,
+        kv: KvPages,
+        residual: torch.Tensor,
+        logits: torch.Tensor,
+        max_model_len: int,
+        threads: int,
+    ) -> _Space:
+        """Working memory for as many rows as `residual` has, with logits of as many as `logits` has."""
+        rows, logits_width = len(residual), logits.shape[1]
         query_width = config.heads * config.head_dim
-        self.logits = torch.zeros(LOGITS_ROWS, logits_width)
-        scratch = max(QUERIES * (config.head_dim + max_model_len + PAGE_TOKENS), logits_width)
+        scratch = max(QUERIES * (config.head_dim + max_model_len + PAGE_TOKENS), logits_width, config.hidden)
         scratch += -scratch % LANES
         return _Space(
-            keys=_address(self.kv.keys),
-            values=_address(self.kv.values),
-            pages=self.kv.keys.shape[1],
-            x=self.residual.data_ptr(),
+            keys=_address(kv.keys),
+            values=_address(kv.values),
+            pages=kv.keys.shape[1],
+            x=residual.data_ptr(),
             qkv=self._floats(rows, query_width + 2 * config.kv_heads * config.head_dim),
             attended=self._floats(rows, query_width),
-            logits=self.logits.data_ptr(),
+            logits=logits.data_ptr(),
             thread_scratch=self._floats(threads, scratch),
             rows_max=rows,
-            logits_rows=LOGITS_ROWS,
+            logits_rows=len(logits),
             scratch_floats=scratch,
             narrow=self._activations(rows, config.hidden),
             heads=self._activations(rows, query_width),
             wide=self._activations(rows, config.intermediate),
-            last=self._activations(LOGITS_ROWS, config.hidden),
+            last=self._activations(len(logits), config.hidden),
+            fused=self._activations(rows, 2 * config.hidden),
         )
 
     def _floats(self, *shape: int) -> int:
@@ -267,8 +328,8 @@ class NativeStep:
 def _bind(path: Path) -> ctypes.CDLL:
     library = ctypes.CDLL(str(path))
     library.flare_open.restype = ctypes.c_void_p
-    library.flare_open.argtypes = [ctypes.c_void_p] * 4 + [ctypes.c_int]
-    library.flare_step.restype, library.flare_step.argtypes = _I64, [ctypes.c_void_p, ctypes.c_int, ctypes.c_int]
+    library.flare_open.argtypes = [ctypes.c_void_p] * 6 + [ctypes.c_int]
+    library.flare_step.restype, library.flare_step.argtypes = _I64, [ctypes.c_void_p] + [ctypes.c_int] * 5
     library.flare_close.restype, library.flare_close.argtypes = None, [ctypes.c_void_p]
     return library
 

@@ -48,9 +48,11 @@ def plan_memory(
     max_model_len: int,
     kv_bytes: int,
     dtype: DType,
+    draft: ModelConfig | None = None,
 ) -> MemoryPlan:
-    """Say what preparing `catalog` takes. Raises ValueError if `kv_bytes` cannot hold one request of full length."""
-    one_page = page_bytes(config, kv_dtype(dtype))
+    """Say what preparing `catalog` takes, with the keys and values of a `draft`. Raises ValueError if `kv_bytes` cannot
+    hold one request of full length."""
+    one_page = page_bytes(config, kv_dtype(dtype)) + (page_bytes(draft, kv_dtype(dtype)) if draft else 0)
     pages, needed = kv_bytes // one_page, -(-max_model_len // PAGE_TOKENS)
     if pages < needed:
         raise ValueError(

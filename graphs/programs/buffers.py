@@ -20,17 +20,21 @@ NO_LANE = -1
 
 @dataclass(frozen=True, slots=True)
 class StepBuffers:
-    """Inputs and outputs for at most L lanes, P of them with prompts, and R packed rows. int32, but log-probabilities,
-    which are float32.
+    """Inputs and outputs for at most L lanes, P of them with prompts, R packed rows, W target positions of a lane and S
+    request slots. int32, but log-probabilities and probabilities, which are float32.
 
     Inputs: of each lane its `slot`, `start` position, query length `rows`, whether it `emits`; its history (`seen`
     distinct tokens: `history_tokens`, `history_counts` [L, H]) and `banned_count` `banned` tokens
-    [L, STOP_TOKENS_MAX]. `prefill_row` [P]: the lanes that consume a prompt, rising, then -1; all others decode. A
-    lane's packed rows begin at the sum of the query lengths before it. Of each packed row of a prompt its `tokens` and
-    `targets` (-1: not scored).
-    Outputs: of each lane the drawn `token` (or NO_TOKEN or NOT_FINITE), its `logprob`, and alternatives
-    [L, ALTERNATIVES_MAX]; of each packed row of a scored prompt the target's log-probability (NaN for logits that are
-    not finite) and alternatives [R, ALTERNATIVES_MAX].
+    [L, STOP_TOKENS_MAX], which its first `banned_rows` draws may not give. `prefill_row` [P]: the lanes that consume a
+    prompt, rising, then -1; all others decode. A lane's packed rows begin at the sum of the query lengths before it. Of
+    each packed row of a prompt its `tokens` and `targets` (-1: not scored); of a lane that is given proposals, those in
+    `tokens` behind the row of its pending token.
+    Outputs: of each lane how many tokens it drew (`count`), of how many positions (`verified`), and [L, W] each `token`
+    (the first may be NO_TOKEN or NOT_FINITE), its `logprob`, alternatives [L, W, ALTERNATIVES_MAX] and, of rounds that
+    draw by rejection, the `survival` of each verified prefix. `confidence` [2, S, W - 1] has the conditional and the
+    joint probability of each proposal made; `draft_probabilities` [L, W - 1, V] what they were drawn from, where that
+    is needed. Of each packed row of a scored prompt the target's log-probability (NaN for logits that are not finite)
+    and alternatives [R, ALTERNATIVES_MAX].
     """
 
     slot: torch.Tensor
@@ -43,8 +47,11 @@ class StepBuffers:
     history_counts: torch.Tensor
     banned_count: torch.Tensor
     banned: torch.Tensor
+    banned_rows: torch.Tensor
     tokens: torch.Tensor
     targets: torch.Tensor
+    count: torch.Tensor
+    verified: torch.Tensor
     token: torch.Tensor
     logprob: torch.Tensor
     top_tokens: torch.Tensor
@@ -52,11 +59,16 @@ class StepBuffers:
     row_logprob: torch.Tensor
     row_top_tokens: torch.Tensor
     row_top_logprobs: torch.Tensor
+    survival: torch.Tensor
+    confidence: torch.Tensor
+    draft_probabilities: torch.Tensor
 
     @classmethod
-    def allocate(cls, extents: Extents, history: int) -> StepBuffers:
-        """Buffers for frames of these extents, whose lanes have seen up to `history` distinct tokens."""
-        lanes, prompts, rows = extents
+    def allocate(cls, extents: Extents, history: int, slots: int = 1, draft_vocab: int = 0) -> StepBuffers:
+        """Buffers for frames of these extents, whose lanes have seen up to `history` distinct tokens. `draft_vocab`: the
+        tokens that proposals are drawn from, if what is drawn from must be kept."""
+        lanes, prompts, rows, width = extents
+        depth = max(1, width - 1)
 
         def ints(*shape: int) -> torch.Tensor:
             return torch.zeros(*shape, dtype=torch.int32)
@@ -72,15 +84,21 @@ class StepBuffers:
             history_counts=ints(lanes, history),
             banned_count=ints(lanes),
             banned=ints(lanes, STOP_TOKENS_MAX),
+            banned_rows=ints(lanes),
             tokens=ints(rows),
             targets=ints(rows),
-            token=ints(lanes),
-            logprob=torch.zeros(lanes),
-            top_tokens=ints(lanes, ALTERNATIVES_MAX),
-            top_logprobs=torch.zeros(lanes, ALTERNATIVES_MAX),
+            count=ints(lanes),
+            verified=ints(lanes),
+            token=ints(lanes, width),
+            logprob=torch.zeros(lanes, width),
+            top_tokens=ints(lanes, width, ALTERNATIVES_MAX),
+            top_logprobs=torch.zeros(lanes, width, ALTERNATIVES_MAX),
             row_logprob=torch.zeros(rows),
             row_top_tokens=ints(rows, ALTERNATIVES_MAX),
             row_top_logprobs=torch.zeros(rows, ALTERNATIVES_MAX),
+            survival=torch.zeros(lanes, width),
+            confidence=torch.zeros(2, slots, depth),
+            draft_probabilities=torch.zeros(lanes, depth, draft_vocab),
         )
 
     @staticmethod

@@ -15,6 +15,7 @@ from torch.nn.functional import linear, silu
 
 from ..memory.pages import PAGE_TOKENS, KvPages
 from ..models.config import ModelConfig
+from ..models.draft import EMBEDDING, EMBEDDING_NORM, FINAL_NORM, FUSE, HIDDEN_NORM
 from ..models.rope import rotary_table, rotate
 from ..models.source import WeightSource
 
@@ -86,10 +87,6 @@ class LayerNames:
         return f"{self.prefix}.self_attn.{part}"
 
 
-EMBEDDING = "model.embed_tokens.weight"
-FINAL_NORM = "model.norm.weight"
-
-
 def layer_names(layer: int) -> LayerNames:
     """Names of a layer's weights."""
     return LayerNames(f"model.layers.{layer}")
@@ -136,9 +133,20 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
 class Decoder:
     """The whole model over a paged KV cache."""
 
-    def __init__(self, config: ModelConfig, source: WeightSource, positions: int, dtype: torch.dtype) -> None:
-        """Read all weights; `positions` bounds the rotary table."""
+    def __init__(
+        self,
+        config: ModelConfig,
+        source: WeightSource,
+        positions: int,
+        dtype: torch.dtype,
+        *,
+        reads_hidden: bool = False,
+    ) -> None:
+        """Read all weights; `positions` bounds the rotary table. `reads_hidden`: it is a draft head, and begins with a
+        hidden state beside each token (`DraftModel`)."""
         self.config = config
+        self.fuse = Projection.load(source, (FUSE.removesuffix(".weight"),), False, dtype) if reads_hidden else None
+        self.fused_norms = [source.tensor(name) for name in (EMBEDDING_NORM, HIDDEN_NORM)] if reads_hidden else []
         self.embedding = source.tensor(EMBEDDING).to(dtype)
         self.layers = [Layer.load(config, source, layer, dtype) for layer in range(config.layers)]
         self.final_norm = source.tensor(FINAL_NORM)
@@ -154,8 +162,21 @@ class Decoder:
 
         Returns the normalized last hidden state, float32[rows, hidden].
         """
+        return self.normalized(self.residual(tokens, spans, kv))
+
+    def normalized(self, residual: torch.Tensor) -> torch.Tensor:
+        """What the output projection reads."""
+        return rms_norm(residual, self.final_norm, self.config.norm_eps)
+
+    def residual(
+        self, tokens: torch.Tensor, spans: Sequence[Span], kv: KvPages, hidden: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """The same before the last norm. `hidden` float32[rows, hidden] is what a draft head reads beside the tokens."""
         config = self.config
         x = self.embedding[tokens].float()
+        if self.fuse is not None and hidden is not None:
+            parts = zip((x, hidden), self.fused_norms, strict=True)
+            x = self.fuse(torch.cat([rms_norm(part, norm, config.norm_eps) for part, norm in parts], dim=-1))
         positions = torch.cat([torch.arange(span.start, span.start + span.rows) for span in spans])
         rotary = self.rotary[positions]
         for index, layer in enumerate(self.layers):
@@ -164,7 +185,7 @@ class Decoder:
             x = x + layer.output(attended)
             gate, up = layer.gate_up(rms_norm(x, layer.mlp_norm, config.norm_eps)).chunk(2, dim=-1)
             x = x + layer.down(silu(gate) * up)
-        return rms_norm(x, self.final_norm, config.norm_eps)
+        return x
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Output projection: float32[rows, hidden] to float32[rows, vocab]."""

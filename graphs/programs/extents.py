@@ -14,11 +14,13 @@ from flare.machines.graph import GraphKind, GraphShape
 
 
 class Extents(NamedTuple):
-    """The most `lanes`, prompt lanes (`prompts`) and packed token `rows` of any frame."""
+    """The most `lanes`, prompt lanes (`prompts`) and packed token `rows` of any frame, and the most target positions
+    (`width`) of a lane."""
 
     lanes: int
     prompts: int
     rows: int
+    width: int = 1
 
 
 def prompt_lanes(shape: GraphShape) -> int:
@@ -52,4 +54,5 @@ def extents_of(catalog: Sequence[GraphShape]) -> Extents:
         max(1, *(shape.batch for shape in catalog)),
         max(1, *(prompt_lanes(shape) for shape in catalog)),
         max(1, *(packed_rows(shape) for shape in catalog)),
+        max(1, *(max(shape.width, shape.draft_depth + 1) for shape in catalog)),
     )

@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import numpy as np
 from numpy.typing import NDArray
 
-from flare.machines.graph import GraphKind, GraphShape
+from flare.machines.graph import GraphKind, GraphShape, Source
 from flare.machines.request import EndReason
 
 from ..frames import Frame, History, LaneInput, LaneResult, TokenScore
@@ -49,6 +49,9 @@ class FrameIo:
             raise ValueError(
                 f"{where}: {len(prompts)} prompts for the {prompt_lanes(shape)} prompt rows of {shape.name}"
             )
+        targets = sum(lane.width for lane in frame.lanes if lane.tokens is None)
+        if shape.packed_targets and targets > shape.packed_targets and not frame.allocates:
+            raise ValueError(f"{where}: {targets} targets for the {shape.packed_targets} of {shape.name}")
         if sum(prompts) > shape.prefill_tokens:
             raise ValueError(f"{where}: {sum(prompts)} tokens for the {shape.prefill_tokens} of {shape.name}")
 
@@ -71,25 +74,29 @@ class FrameIo:
                 buffer.tokens[first:end] = lane.tokens
                 buffer.targets[first : end - 1] = lane.tokens[1:]
                 buffer.targets[end - 1] = -1 if lane.target is None else lane.target
+            elif lane.proposals is not None:
+                buffer.tokens[first + 1 : end] = lane.proposals
             first = end
 
-    def read(self, frame: Frame) -> tuple[LaneResult, ...]:
-        """The results of the frame that has just run. Raises FloatingPointError if the model gave no numbers."""
+    def read(self, frame: Frame, *, survival: bool = False) -> tuple[LaneResult, ...]:
+        """The results of the frame that has just run, with the `survival` of what it verified if it drew by rejection.
+        Raises FloatingPointError if the model gave no numbers."""
         scored = frame.shape.kind is GraphKind.SCORED_PREFILL
-        drawn: list[int] = self._buffer.token[: len(frame.lanes)].tolist()
-        results, first = [], 0
-        for index, (lane, token) in enumerate(zip(frame.lanes, drawn, strict=True)):
-            slot = lane.handle.slot
-            if token == NOT_FINITE:
+        buffer, results, first = self._buffer, [], 0
+        for index, lane in enumerate(frame.lanes):
+            slot, count, verified = lane.handle.slot, int(buffer.count[index]), int(buffer.verified[index])
+            if buffer.token[index, 0] == NOT_FINITE:
                 raise _not_finite(frame, slot)
-            alternatives = int(self._row.logprobs[slot]) if token >= 0 else -1
+            alternatives = int(self._row.logprobs[slot]) if count else -1
             result = LaneResult(
                 handle=lane.handle,
                 committed=int(self._row.committed[slot]),
-                tokens=(token,) if token >= 0 else (),
-                ended=_ENDED[int(self._row.ended[slot])] if token >= 0 else None,
-                scores=(self._score(index, alternatives),) if alternatives >= 0 else None,
+                tokens=tuple(buffer.token[index, :count].tolist()),
+                ended=_ENDED[int(self._row.ended[slot])] if count else None,
+                scores=self._scores(index, count, alternatives) if alternatives >= 0 else None,
                 prompt_scores=self._prompt_scores(slot, first, lane) if scored else None,
+                verified=verified,
+                survival=tuple(buffer.survival[index, : verified - 1].tolist()) if survival and verified > 1 else None,
             )
             if any(math.isnan(score.logprob) for score in result.prompt_scores or ()):
                 raise _not_finite(frame, slot)
@@ -136,14 +143,22 @@ class FrameIo:
         row, slot = self._row, lane.handle.slot
         if not decodes(shape):
             raise ValueError(f"{where}: tokens are expected by {shape.name}")
-        if lane.width != 1:
-            raise ValueError(f"{where}: width is {lane.width}; this program verifies no proposals")
+        given = -1 if lane.proposals is None else len(lane.proposals)
+        if not 1 <= lane.width <= shape.width:
+            raise ValueError(f"{where}: width is {lane.width}; {shape.name} verifies 1 to {shape.width} positions")
+        if (lane.width - 1 if shape.source is Source.COPY and lane.width > 1 else -1) != given:
+            raise ValueError(f"{where}: {max(given, 0)} proposals for a width of {lane.width} in {shape.name}")
+        if lane.proposals is not None and not 0 <= lane.proposals.min() <= lane.proposals.max() < self._vocab:
+            raise ValueError(f"{where}: proposals must be in [0, {self._vocab})")
         if lane.binding is not None or row.pending[slot] == NO_TOKEN:
             raise ValueError(f"{where}: no token is pending; its prompt is not complete")
-        if row.ended[slot] == RUNNING and row.committed[slot] > pages * PAGE_TOKENS:
-            raise ValueError(
-                f"{where}: pages hold {pages * PAGE_TOKENS} tokens; position {row.committed[slot]} has none"
-            )
+        if row.ended[slot] != RUNNING:
+            return
+        if lane.width > max(1, row.remaining[slot]):
+            raise ValueError(f"{where}: width is {lane.width}; the row may draw {row.remaining[slot]} more tokens")
+        end = row.committed[slot] + lane.width - 1
+        if end > pages * PAGE_TOKENS:
+            raise ValueError(f"{where}: pages hold {pages * PAGE_TOKENS} tokens; position {end} has none")
 
     def _check_tokens(self, where: str, shape: GraphShape, lane: LaneInput, pages: int) -> None:
         tokens = lane.tokens
@@ -170,17 +185,17 @@ class FrameIo:
         banned = () if history is None else history.banned
         buffer.seen[index] = seen
         buffer.banned_count[index] = len(banned)
+        buffer.banned_rows[index] = 0 if history is None else history.banned_for
         if history is not None and seen:
             buffer.history_tokens[index, :seen] = history.token_ids
             buffer.history_counts[index, :seen] = history.output_counts
         if banned:
             buffer.banned[index, : len(banned)] = banned
 
-    def _score(self, index: int, alternatives: int) -> TokenScore:
+    def _scores(self, index: int, count: int, alternatives: int) -> tuple[TokenScore, ...]:
         buffer = self._buffer
-        return _token_score(
-            buffer.logprob[index], buffer.top_tokens[index, :alternatives], buffer.top_logprobs[index, :alternatives]
-        )
+        tops = buffer.top_tokens[index, :count, :alternatives], buffer.top_logprobs[index, :count, :alternatives]
+        return tuple([_token_score(*each) for each in zip(buffer.logprob[index, :count], *tops, strict=True)])
 
     def _prompt_scores(self, slot: int, first: int, lane: LaneInput) -> tuple[TokenScore, ...]:
         """Scores of the chunk's targets; the last row of a prompt has none."""
@@ -204,8 +219,8 @@ def _arrays(record: StateRows | StepBuffers) -> SimpleNamespace:
 
 
 def _query_length(lane: LaneInput) -> int:
-    """Packed rows of a lane: its prompt tokens, or its pending token."""
-    return 1 if lane.tokens is None else len(lane.tokens)
+    """Packed rows of a lane: its prompt tokens, or its pending token and the proposals behind it."""
+    return lane.width if lane.tokens is None else len(lane.tokens)
 
 
 def _not_finite(frame: Frame, slot: int) -> FloatingPointError:

@@ -8,6 +8,10 @@ from __future__ import annotations
 
 import torch
 
+DRAFT_SALT = 0x6A09E667F3BCC909
+"""Turns a seed into that of proposals which are accepted by their probability."""
+
+_JUDGE_SALT = 0x3C6EF372FE94F82B
 _MASK64 = (1 << 64) - 1
 _MASK32 = (1 << 32) - 1
 
@@ -29,6 +33,11 @@ def gumbel(key: tuple[int, int], tokens: torch.Tensor) -> torch.Tensor:
     h = _mix32(h ^ key[1])
     v = (h.to(torch.float64) + 0.5) * 2.0**-32
     return (-torch.log(-torch.log1p(-v))).to(torch.float32)
+
+
+def uniform(key: tuple[int, int]) -> float:
+    """A uniform variate in [0, 1) of a draw, independent of its Gumbel variates: what a proposal is judged by."""
+    return (_mix64((key[0] | key[1] << 32) ^ _JUDGE_SALT) >> 11) * 2.0**-53
 
 
 def _mix64(z: int) -> int:

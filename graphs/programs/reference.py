@@ -1,100 +1,165 @@
 """The step in plain torch: correct on any machine, and what faster programs are compared with.
 
-Owns the order of a step: forward, projection, scores, draw, advance. Surprising rule: prompt rows are scored in
-bounded blocks, since the logits of a whole chunk would be larger than the model.
+Owns the order of a step: proposals, forward, projection, scores, draws, advance. Surprising rule: prompt rows are
+scored in bounded blocks, since the logits of a whole chunk would be larger than the model.
 """
 
 from __future__ import annotations
 
 import time
-from typing import NamedTuple
+from collections.abc import Sequence
 
 import torch
+
+from flare.machines.allocation import allocate
 
 from ..memory.pages import PAGE_TOKENS, KvPages
 from .buffers import StepBuffers
 from .decoder import Decoder, Span
+from .drafting import Drafting, Lane
 from .rows import ENDED_LENGTH, ENDED_STOP, NO_TOKEN, NOT_FINITE, RUNNING, StateRows
-from .sampling import sample, score
+from .sampling import Proposal, judge, sample, score
 
 SCORED_BLOCK = 16
-
-
-class _Run(NamedTuple):
-    """The rows that one lane runs: int32[n] `tokens` at positions from `start`, and whether a token is drawn."""
-
-    lane: int
-    tokens: torch.Tensor
-    start: int
-    draws: bool
 
 
 class ReferenceStep:
     """A `StepProgram` over a torch decoder."""
 
-    def __init__(self, decoder: Decoder, rows: StateRows, buffers: StepBuffers, kv: KvPages) -> None:
+    def __init__(
+        self, decoder: Decoder, rows: StateRows, buffers: StepBuffers, kv: KvPages, drafting: Drafting | None = None
+    ) -> None:
         self.decoder = decoder
         self.rows = rows
         self.buffers = buffers
         self.kv = kv
+        self._drafting = drafting
 
     @torch.inference_mode()
-    def step(self, lanes: int, scored: bool) -> int:
+    def step(
+        self, lanes: int, scored: bool = False, depth: int = 0, target_rows: int = 0, rejects: bool = False
+    ) -> int:
         """See `StepProgram.step`."""
         began = time.perf_counter_ns()
-        self.buffers.token[:lanes] = NO_TOKEN
-        runs = self._runs(lanes)
-        if runs:
-            spans, drawn, first = [], {}, 0
-            for run in runs:
-                slot, rows = int(self.buffers.slot[run.lane]), len(run.tokens)
-                pages = self.rows.page_table[slot, : (run.start + rows - 1) // PAGE_TOKENS + 1].long()
-                spans.append(Span(first, rows, run.start, pages))
-                self.rows.committed[slot] = run.start + rows
-                first += rows
-                if run.draws:
-                    drawn[run.lane] = first - 1
-            hidden = self.decoder.forward(torch.cat([run.tokens for run in runs]).long(), spans, self.kv)
+        buffers = self.buffers
+        buffers.count[:lanes] = buffers.verified[:lanes] = 0
+        buffers.token[:lanes, 0] = NO_TOKEN
+        running = self._lanes(lanes, depth if self._drafting else 0)
+        if self._drafting is not None:
+            self._drafting.propose(running, rejects=rejects)
+        if target_rows:
+            self._allocate(running, target_rows)
+        if running:
+            residual = self._forward(running)
+            hidden = self.decoder.normalized(residual)
             if scored:
-                self._score(spans, hidden)
-            if drawn:
-                self._draw(list(drawn), hidden[list(drawn.values())])
+                self._score(running, hidden)
+            first = 0
+            for lane in running:
+                here = slice(first, first := first + lane.width)
+                self._advance(lane, hidden[here], residual[here], rejects=rejects)
         return time.perf_counter_ns() - began
 
     def close(self) -> None:
         """Nothing to give back."""
 
-    def _runs(self, lanes: int) -> list[_Run]:
-        """What runs: the rows of every prompt lane, and the pending token of every other that has not ended."""
-        buffers, rows, runs, packed = self.buffers, self.rows, [], 0
+    def _lanes(self, count: int, depth: int) -> list[Lane]:
+        """What runs: the rows of every prompt lane, and of every other that has not ended."""
+        buffers, rows, lanes, packed = self.buffers, self.rows, [], 0
         prompts = set(buffers.prefill_row.tolist())
-        for lane in range(lanes):
-            slot, length = int(buffers.slot[lane]), int(buffers.rows[lane])
-            if lane in prompts:
-                tokens = buffers.tokens[packed : packed + length]
-                runs.append(_Run(lane, tokens, int(buffers.start[lane]), bool(buffers.emits[lane])))
+        for index in range(count):
+            slot, length = int(buffers.slot[index]), int(buffers.rows[index])
+            tokens = buffers.tokens[packed : packed + length]
+            if index in prompts:
+                start = int(buffers.start[index])
+                rows.committed[slot] = start + length
+                lanes.append(Lane(index, slot, start, length, tokens.long()))
             elif rows.ended[slot] == RUNNING:
-                runs.append(_Run(lane, rows.pending[slot : slot + 1], int(rows.committed[slot]) - 1, True))
+                width = min(length, int(rows.remaining[slot]))
+                lane = Lane(index, slot, int(rows.committed[slot]) - 1, width, depth=min(depth, width - 1))
+                if not depth:
+                    lane.proposals = [Proposal(token) for token in tokens[1:width].tolist()]
+                lanes.append(lane)
             packed += length
-        return runs
+        return lanes
 
-    def _draw(self, lanes: list[int], hidden: torch.Tensor) -> None:
-        """Draw a token for each lane from its row of hidden states, and advance its state row."""
-        rows, buffers = self.rows, self.buffers
-        logits = self.decoder.logits(hidden)
-        for index, lane in enumerate(lanes):
-            slot = int(buffers.slot[lane])
-            if not logits[index].isfinite().all():
-                buffers.token[lane] = NOT_FINITE
-                continue
-            token = sample(logits[index], rows, buffers, lane)
-            buffers.token[lane] = token
-            wanted = int(rows.logprobs[slot])
-            if wanted >= 0:
-                scores = score(logits[index], token, wanted)
-                buffers.logprob[lane] = scores.logprob
-                buffers.top_tokens[lane, : len(scores.top_tokens)] = scores.top_tokens
-                buffers.top_logprobs[lane, : len(scores.top_tokens)] = scores.top_logprobs
+    def _allocate(self, lanes: Sequence[Lane], target_rows: int) -> None:
+        """Share out target rows by the joint probability of prefixes (docs/scheduling.md, "Confidence")."""
+        open_lanes = sorted((lane for lane in lanes if lane.prompt is None), key=lambda lane: lane.slot)
+        joint = [self.buffers.confidence[1, lane.slot, : lane.depth].tolist() for lane in open_lanes]
+        widths = allocate(joint, [lane.depth + 1 for lane in open_lanes], target_rows)
+        for lane, width in zip(open_lanes, widths, strict=True):
+            lane.width = width
+
+    def _forward(self, lanes: Sequence[Lane]) -> torch.Tensor:
+        """The residual stream of all rows, float32[rows, hidden]."""
+        tokens, spans, first = [], [], 0
+        for lane in lanes:
+            if lane.prompt is None:
+                ahead = [proposal.token for proposal in lane.proposals[: lane.width - 1]]
+                tokens.append(torch.tensor([int(self.rows.pending[lane.slot]), *ahead]))
+            else:
+                tokens.append(lane.prompt)
+            pages = self.rows.page_table[lane.slot, : (lane.start + lane.width - 1) // PAGE_TOKENS + 1].long()
+            spans.append(Span(first, lane.width, lane.start, pages))
+            first += lane.width
+        return self.decoder.residual(torch.cat(tokens), spans, self.kv)
+
+    def _advance(self, lane: Lane, hidden: torch.Tensor, residual: torch.Tensor, *, rejects: bool) -> None:
+        """Draw for a lane's rows until a proposal was wrong, and advance its state row."""
+        buffers, rows, index = self.buffers, self.rows, lane.lane
+        if lane.prompt is not None:
+            if buffers.emits[index]:
+                self._draw(lane, 0, hidden[-1:], [], rejects=False)
+                buffers.count[index] = int(buffers.token[index, 0] >= 0)
+                self._commit(lane.slot, buffers.token[index, :1].tolist())
+            if self._drafting is not None:
+                self._drafting.read_prompt(lane, residual)
+            return
+        pending, ahead = int(rows.pending[lane.slot]), [p.token for p in lane.proposals[: lane.width - 1]]
+        drawn: list[int] = []
+        for at in range(lane.width):
+            self._draw(lane, at, hidden[at : at + 1], ahead[:at], rejects=rejects)
+            token = int(buffers.token[index, at])
+            if token == NOT_FINITE:
+                buffers.token[index, 0] = NOT_FINITE
+                return
+            drawn.append(token)
+            stops = rows.stop_tokens[lane.slot, : int(rows.stop_count[lane.slot])].tolist()
+            if at + 1 == lane.width or token != ahead[at] or token in stops or len(drawn) == rows.remaining[lane.slot]:
+                break
+        buffers.survival[index] = buffers.survival[index].cumprod(0)
+        buffers.count[index], buffers.verified[index] = len(drawn), lane.width
+        self._commit(lane.slot, drawn)
+        if self._drafting is not None:
+            self._drafting.keep_round(lane, torch.tensor([pending, *ahead])[: len(drawn)], residual[: len(drawn)])
+
+    def _draw(self, lane: Lane, at: int, hidden: torch.Tensor, ahead: Sequence[int], *, rejects: bool) -> None:
+        """Draw and score the token that follows row `at` of a lane."""
+        rows, buffers, index = self.rows, self.buffers, lane.lane
+        logits = self.decoder.logits(hidden)[0]
+        if not logits.isfinite().all():
+            buffers.token[index, at] = NOT_FINITE
+            return
+        proposed = lane.prompt is None and at + 1 < lane.width
+        if rejects and proposed:
+            token, ratio = judge(logits, rows, buffers, index, ahead, lane.proposals[at])
+        else:
+            token = sample(logits, rows, buffers, index, ahead)
+            ratio = float(proposed and token == lane.proposals[at].token)
+        buffers.token[index, at], buffers.survival[index, at] = token, ratio
+        wanted = int(rows.logprobs[lane.slot])
+        if wanted >= 0:
+            scores = score(logits, token, wanted)
+            buffers.logprob[index, at] = scores.logprob
+            buffers.top_tokens[index, at, : len(scores.top_tokens)] = scores.top_tokens
+            buffers.top_logprobs[index, at, : len(scores.top_tokens)] = scores.top_logprobs
+
+    def _commit(self, slot: int, tokens: Sequence[int]) -> None:
+        rows = self.rows
+        for token in tokens:
+            if token < 0:
+                return
             rows.pending[slot] = token
             rows.committed[slot] += 1
             rows.remaining[slot] -= 1
@@ -103,13 +168,11 @@ class ReferenceStep:
             elif rows.remaining[slot] <= 0:
                 rows.ended[slot] = ENDED_LENGTH
 
-    def _score(self, spans: list[Span], hidden: torch.Tensor) -> None:
+    def _score(self, lanes: Sequence[Lane], hidden: torch.Tensor) -> None:
         """Score the targets of all rows, `SCORED_BLOCK` rows of logits at a time; every lane is a prompt."""
         buffers = self.buffers
         wanted = [
-            int(self.rows.prompt_logprobs[int(buffers.slot[lane])])
-            for lane, span in enumerate(spans)
-            for _ in range(span.rows)
+            int(self.rows.prompt_logprobs[int(buffers.slot[lane.lane])]) for lane in lanes for _ in range(lane.width)
         ]
         for first in range(0, len(hidden), SCORED_BLOCK):
             logits = self.decoder.logits(hidden[first : first + SCORED_BLOCK])

@@ -18,6 +18,9 @@ STOP_TOKENS_MAX = 128
 LOGIT_BIAS_MAX = 1024
 ALTERNATIVES_MAX = 20
 
+WAITING_MAX = 32
+"""Positions that may wait for the draft: rounds that propose nothing leave theirs, and are spared its pass."""
+
 RUNNING, ENDED_STOP, ENDED_LENGTH = 0, 1, 2
 
 NO_TOKEN, NOT_FINITE = -1, -2
@@ -32,6 +35,9 @@ class StateRows:
     prompt is not complete. `remaining` output tokens may still be drawn. `ended` is RUNNING, ENDED_STOP or
     ENDED_LENGTH. `logprobs` and `prompt_logprobs` are -1 where nothing is asked. `page_table` [S, pages of the longest
     request].
+
+    Of the draft, if there is one: `drafted` positions have been read by it; then come `waiting` ones, of which the rows
+    keep the tokens [S, WAITING_MAX] and, for a head, the target's residual stream [S, WAITING_MAX, hidden].
     """
 
     generation: torch.Tensor
@@ -56,10 +62,14 @@ class StateRows:
     bias_count: torch.Tensor
     logprobs: torch.Tensor
     prompt_logprobs: torch.Tensor
+    drafted: torch.Tensor
+    waiting: torch.Tensor
+    waiting_tokens: torch.Tensor
+    waiting_hidden: torch.Tensor
 
     @classmethod
-    def allocate(cls, slots: int, max_model_len: int) -> StateRows:
-        """Rows of nobody: every slot is ended."""
+    def allocate(cls, slots: int, max_model_len: int, hidden: int = 0) -> StateRows:
+        """Rows of nobody: every slot is ended. `hidden` is the width of what a draft head reads."""
 
         def ints(*shape: int) -> torch.Tensor:
             return torch.zeros(slots, *shape, dtype=torch.int32)
@@ -90,6 +100,10 @@ class StateRows:
             bias_count=ints(),
             logprobs=ints(),
             prompt_logprobs=ints(),
+            drafted=ints(),
+            waiting=ints(),
+            waiting_tokens=ints(WAITING_MAX),
+            waiting_hidden=floats(WAITING_MAX, hidden),
         )
 
     def bind(self, slot: int, generation: int, binding: Binding) -> None:
@@ -124,6 +138,8 @@ class StateRows:
         put_list(self.bias_values, [value for _, value in biases])
         put(self.logprobs, -1 if binding.logprobs is None else binding.logprobs)
         put(self.prompt_logprobs, -1 if binding.prompt_logprobs is None else binding.prompt_logprobs)
+        put(self.drafted, 0)
+        put(self.waiting, 0)
 
 
 def check_binding(binding: Binding, pages: int, table_pages: int, vocab: int) -> None:

@@ -22,11 +22,17 @@ class StepProgram(Protocol):
     buffers: StepBuffers
     kv: KvPages
 
-    def step(self, lanes: int, scored: bool) -> int:
+    def step(
+        self, lanes: int, scored: bool = False, depth: int = 0, target_rows: int = 0, rejects: bool = False
+    ) -> int:
         """Run all `lanes` in one packed forward pass; returns its nanoseconds.
 
         A lane in `prefill_row` consumes its prompt rows, scored if asked, and draws a token if it emits. Every other
         consumes the pending token of its state row and draws the next, unless the row has ended; then it is left alone.
+        With a query length beyond one, such a lane verifies proposals: those that the draft makes, at most `depth`, or
+        those in the buffers where `depth` is 0. A proposal is accepted while it equals what is drawn at its position,
+        or, with `rejects`, with probability min(1, p/q) (docs/scheduling.md, "Speculative rounds"). `target_rows`: what
+        the lanes' query lengths come to at most is shared out by confidence (0: they are exact).
         Where logits are not finite, the token is NOT_FINITE, and nothing is drawn for the row.
         """
         ...

@@ -3,7 +3,10 @@ runs the exact ones."""
 
 from __future__ import annotations
 
+import tempfile
+from collections.abc import Callable
 from functools import cache, partial
+from pathlib import Path
 from typing import Literal
 
 import pytest
@@ -12,10 +15,13 @@ import torch
 from flare.cache import cache_dir
 from flare.graphs.cpu.device import CpuDevice
 from flare.graphs.device import Device
+from flare.graphs.models.draft import DraftModel
 from flare.graphs.models.source import Int4Groups
 from flare.machines.graph import GraphKind, GraphShape, rectangular
 from tests.graphs.conformance import DeviceConformance
 from tests.graphs.conformance_mixed import MixedConformance
+from tests.graphs.conformance_rounds import RoundConformance
+from tests.graphs.drafts import first_layers, random_head
 from tests.graphs.host import DECODE
 from tests.tiny_models import tiny_config, tiny_tensors
 
@@ -38,7 +44,19 @@ class TinyWeights:
         return None
 
 
-def make_cpu(dtype: Literal["auto", "float32"], eager: bool) -> Device:
+@cache
+def head() -> DraftModel:
+    """A random draft head for it."""
+    with tempfile.TemporaryDirectory() as folder:
+        return random_head(Path(folder), tiny_config(), TinyWeights())
+
+
+def make_cpu(
+    dtype: Literal["auto", "float32"],
+    eager: bool,
+    draft: Callable[[], DraftModel | None] = lambda: None,
+    rejects: bool = False,
+) -> Device:
     """A device of four slots and 8 MiB of pages."""
     return CpuDevice(
         tiny_config(),
@@ -51,7 +69,14 @@ def make_cpu(dtype: Literal["auto", "float32"], eager: bool) -> Device:
         eager=eager,
         cache_dir=cache_dir(),
         warn=print,
+        draft=draft(),
+        rejects=rejects,
     )
+
+
+def cut() -> DraftModel:
+    """The model's first layer as its draft."""
+    return first_layers(tiny_config(), TinyWeights())
 
 
 class TestCompiled(DeviceConformance):
@@ -78,16 +103,40 @@ class TestEagerMixed(MixedConformance):
     make = partial(make_cpu, "float32", True)
 
 
+class TestCompiledRounds(RoundConformance):
+    """Speculative rounds with a head, compiled."""
+
+    make = partial(make_cpu, "auto", False, head)
+
+
+class TestCompiledRoundsOfAModel(RoundConformance):
+    """Speculative rounds with a draft model, compiled."""
+
+    make = partial(make_cpu, "auto", False, cut)
+
+
+class TestEagerRounds(RoundConformance):
+    """Speculative rounds with a head, on the reference program."""
+
+    make = partial(make_cpu, "float32", True, head)
+
+
+class TestEagerRoundsOfAModel(RoundConformance):
+    """Speculative rounds with a draft model, on the reference program."""
+
+    make = partial(make_cpu, "float32", True, cut)
+
+
 @pytest.mark.parametrize(
-    "shape",
+    ("shape", "reason"),
     [
-        GraphShape(GraphKind.SNAPSHOT, 1),
-        rectangular(GraphKind.SPECULATIVE, 2, 3),
-        rectangular(GraphKind.MIXED, 2, 1, 64, 1),
+        (GraphShape(GraphKind.SNAPSHOT, 1), "no program for snapshot/b1"),
+        (rectangular(GraphKind.SPECULATIVE, 2, 3), "speculative/b2d2w3 makes proposals, and there is no draft"),
+        (rectangular(GraphKind.MIXED, 2, 3, 64, 1), "mixed/b2t64d2w3 makes proposals, and there is no draft"),
     ],
 )
-def test_a_graph_without_a_program_is_refused_by_name(shape: GraphShape) -> None:
+def test_a_graph_without_a_program_is_refused_by_name(shape: GraphShape, reason: str) -> None:
     device = make_cpu("float32", True)
-    with pytest.raises(ValueError, match=f"no program for {shape.name}"):
+    with pytest.raises(ValueError, match=reason):
         device.prepare([DECODE[1], shape], lambda *_: None)
     device.close()

@@ -161,19 +161,69 @@ inline float threshold(const float *z, int size, float top, const Cuts &cuts) {
   return least;
 }
 
-// Draw from softmax(z / temperature) with cuts; `z` is overwritten. Temperature 0 is greedy.
-inline int draw(float *z, int size, float temperature, const Cuts &cuts, uint64_t key) {
+constexpr uint64_t DRAFT_SALT = 0x6A09E667F3BCC909ull, JUDGE_SALT = 0x3C6EF372FE94F82Bull;
+
+// z becomes its own softmax over what the cuts leave.
+inline void to_probabilities(float *z, int size, float top, float least) {
+  double total = 0;
+  for (int i = 0; i < size; i++) total += z[i] = z[i] >= least ? std::exp(z[i] - top) : 0.0f;
+  for (int i = 0; i < size; i++) z[i] = (float)(z[i] / total);
+}
+
+inline U token_ids(const int32_t *kept, int i, I at, int size) {
+  if (!kept) return (U)at;
+  return i + LANES <= size ? (U)load<I>(kept + i) : U{};
+}
+
+// Draw from softmax(z / temperature) with cuts; `z` is overwritten. Temperature 0 is greedy. `kept` names the tokens of a
+// reduced vocabulary (its size a multiple of 16), whose place is returned; `q` takes the probabilities drawn from.
+inline int draw(float *z, int size, float temperature, const Cuts &cuts, uint64_t key, const int32_t *kept = nullptr, float *q = nullptr) {
   auto plain = [z](int i, I) { return load<F>(z + i); };
   if (temperature == 0) return argmax(size, plain).token;
   for (int i = 0; i < size; i += LANES) store(z + i, load<F>(z + i) / temperature);
   float least = std::nextafter(-INFINITY, 0.0f);
-  if (cuts.active(size)) least = threshold(z, size, argmax(size, plain).value, cuts);
+  const bool active = cuts.active(size);
+  if (active || q) {
+    const float top = argmax(size, plain).value;
+    if (active) least = threshold(z, size, top, cuts);
+    if (q) {
+      std::copy(z, z + size, q);
+      to_probabilities(q, size, top, least);
+    }
+  }
   return argmax(size, [&](int i, I at) {
            F v = load<F>(z + i);
-           I kept = v >= least;
-           return any(kept) ? select(kept, v + gumbel(key, (U)at), splat(-INFINITY)) : splat(-INFINITY);
+           I kept_here = v >= least;
+           return any(kept_here) ? select(kept_here, v + gumbel(key, token_ids(kept, i, at, size)), splat(-INFINITY)) : splat(-INFINITY);
          })
       .token;
+}
+
+struct Judged {
+  int token;
+  float ratio; // min(1, p/q) of the proposal
+};
+
+// Accept `proposal` with min(1, p/q), or draw from what is left of p (Leviathan et al., 2023). `q` are the probabilities
+// that it was drawn from, over `kept` tokens or all; null: it was certain.
+inline Judged judge(float *z, int size, float temperature, const Cuts &cuts, uint64_t key, int proposal, const float *q, int q_size, const int32_t *kept) {
+  for (int i = 0; i < size; i += LANES) store(z + i, load<F>(z + i) / temperature);
+  const float top = argmax(size, [z](int i, I) { return load<F>(z + i); }).value;
+  to_probabilities(z, size, top, cuts.active(size) ? threshold(z, size, top, cuts) : std::nextafter(-INFINITY, 0.0f));
+  const float p = z[proposal];
+  float drawn_from = q ? 0.0f : 1.0f;
+  for (int i = 0; i < q_size; i++) {
+    const int token = kept ? kept[i] : i;
+    if (token == proposal) drawn_from = q[i];
+    z[token] -= q[i];
+  }
+  if (!q) z[proposal] = 0;
+  const float ratio = drawn_from > 0 ? std::min(1.0f, p / drawn_from) : 1.0f;
+  const float uniform = (float)((double)(mix64(key ^ JUDGE_SALT) >> 11) * 0x1p-53);
+  if (uniform < ratio) return {proposal, ratio};
+  for (int i = 0; i < size; i++) z[i] = z[i] > 0 ? std::log(z[i]) : -INFINITY;
+  const Best best = argmax(size, [&](int i, I at) { return load<F>(z + i) + gumbel(key, (U)at); });
+  return {best.value > -INFINITY ? best.token : proposal, ratio};
 }
 
 } // namespace flare

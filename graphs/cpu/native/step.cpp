@@ -1,16 +1,12 @@
-// A whole step of a decoder in one call: forward pass, output projection, sampling, advance of the state rows.
+// A whole step of a decoder in one call: proposals, forward pass, output projection, sampling, advance of the state rows.
 //
-// Owns the order of work and who does it. Memory belongs to the caller; the layouts are those of programs/rows.py,
-// programs/buffers.py and memory/pages.py, but for the order within a page (attention.hpp). Surprising rule: few rows are shared out by outputs among all threads with a
-// barrier after each part; many rows are shared out by rows, each thread taking a block of them through a whole layer.
-// Prompts' rows come before all others, so that decoding beside a prompt breaks none of its tiles.
-#include "gemm.hpp"
-#include "records.hpp"
-#include "sampling.hpp"
-#include "team.hpp"
-#include "tiles.hpp"
-#include <algorithm>
+// Owns which rows run, what is drawn for each and how far each lane gets. Does not own the passes (forward.hpp) or the
+// proposals (draft.hpp). Surprising rule: every row of a lane is drawn for, as if all proposals before it had been
+// accepted; only then is it seen which were. Prompts' rows come before all others, so that decoding beside a prompt breaks
+// none of its tiles.
+#include "draft.hpp"
 #include <chrono>
+#include <optional>
 
 using namespace flare;
 
@@ -18,304 +14,199 @@ namespace {
 
 enum { RUNNING = 0, ENDED_STOP = 1, ENDED_LENGTH = 2 };
 enum { NO_TOKEN = -1, NOT_FINITE = -2 };
-constexpr int TEAM_ROWS = 16, SOLO_ROWS = 40; // for each thread; of each block
-constexpr int RUN_QUERIES = 12; // of rows that attend together without tiles
-constexpr int PHASES_PER_LAYER = 9; // calls of Crew::each by the whole team in `project` and `mix`
-
-struct Row { // `packed` is its place in the inputs
-  int token, position, slot, lane, packed;
-};
-struct Run { // rows of one lane that attend together
-  int first, last;
-};
-struct Block { // rows that one crew takes through a layer, and their runs
-  int first, last, first_run, last_run;
-};
 
 class Step {
 public:
-  Step(const FlareModel &model, const FlareRows &rows, const FlareBuffers &buffers, const FlareSpace &space, int threads)
-      : m(model), s(rows), b(buffers), w(space),
-        team(threads, PHASES_PER_LAYER * (int)model.layers + 4 + 6 * (1 + (int)(space.rows_max / space.logits_rows))) {}
+  Step(const FlareModel &model, const FlareSpace &space, const FlareModel *draft_model, const FlareSpace *draft_space,
+       const FlareRows &rows, const FlareBuffers &buffers, int threads)
+      : s(rows), b(buffers), net(model, space, s), team(threads, phases(net, draft_model, draft_space)) {
+    if (draft_model) draft.emplace(*draft_model, *draft_space, s, b, team);
+  }
 
-  int64_t step(int lanes, bool scored) {
+  // `depth` proposals for each lane; `target_rows` to share out among the lanes, 0 if their widths are exact.
+  int64_t step(int count, bool scored, int depth, int target_rows, bool rejecting) {
     auto began = std::chrono::steady_clock::now();
-    gather(lanes);
-    if (!rows.empty()) run(scored);
+    rejects = rejecting;
+    drafting = draft && depth > 0;
+    gather(count, drafting ? depth : 0);
+    if (draft) draft->propose(lanes, depth, proposals.data(), rejects);
+    if (target_rows) allocate(target_rows);
+    pack();
+    if (!net.rows.empty()) run(scored);
+    for (const Lane &lane : lanes) advance(lane);
+    if (draft && b.prefill_row[0] >= 0) draft->read_prompts(lanes, net);
     return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now() - began).count();
   }
 
 private:
-  // The rows that run: those of prompts, then one of each decoding lane that has not ended.
-  void gather(int lanes) {
-    rows.clear();
-    drawn.clear();
+  int phases(const Forward &target, const FlareModel *model, const FlareSpace *space) const {
+    return std::max(target.phases(), model ? Forward(*model, *space, s).phases() : 0);
+  }
+
+  // Lanes that run: prompts first, then those that have not ended.
+  void gather(int count, int depth) {
+    lanes.clear();
     decoding.clear();
+    proposals.resize(std::max((size_t)(count * b.width_max), proposals.size()));
     int packed = 0, prompts = 0;
-    for (int lane = 0; lane < lanes; packed += b.rows[lane++]) {
-      const int slot = b.slot[lane], start = b.start[lane];
-      b.token[lane] = NO_TOKEN;
+    for (int lane = 0; lane < count; packed += b.rows[lane++]) {
+      const int slot = b.slot[lane], rows = b.rows[lane];
+      b.count[lane] = b.verified[lane] = 0;
+      b.token[lane * b.width_max] = NO_TOKEN;
       if (prompts < b.prompts_max && b.prefill_row[prompts] == lane) {
         prompts++;
-        for (int i = 0; i < b.rows[lane]; i++) rows.push_back({b.tokens[packed + i], start + i, slot, lane, packed + i});
-        s.committed[slot] = start + b.rows[lane];
-        if (b.emits[lane]) drawn.push_back((int)rows.size() - 1);
+        lanes.push_back({lane, slot, b.start[lane], packed, rows});
+        lanes.back().prompt = true;
+        s.committed[slot] = b.start[lane] + rows;
       } else if (s.ended[slot] == RUNNING) {
-        decoding.push_back({s.pending[slot], s.committed[slot] - 1, slot, lane, packed});
+        const int width = std::min(rows, s.remaining[slot]);
+        if (depth)
+          for (int plane = 0; plane < 2; plane++)
+            std::fill_n(b.confidence + (plane * b.slots + slot) * b.depth_max, b.depth_max, 0.0f);
+        decoding.push_back({lane, slot, s.committed[slot] - 1, packed, width, std::min(depth, width - 1)});
+        if (!depth) std::copy(b.tokens + packed + 1, b.tokens + packed + width, proposals.data() + lane * b.width_max + 1);
       }
     }
-    for (const Row &row : decoding) {
-      drawn.push_back((int)rows.size());
-      rows.push_back(row);
-    }
-    cut();
+    lanes.insert(lanes.end(), decoding.begin(), decoding.end());
   }
 
-  // Blocks of rows, and within each the runs of at most as many rows of a lane as fill an attention tile.
-  void cut() {
-    const int n = (int)rows.size(), threads = team.size(), turn = threads * SOLO_ROWS;
-    const int count = n <= TEAM_ROWS * threads ? 1 : threads * ((n + turn - 1) / turn); // as many for each thread
-    const int height = std::max(1, (tiles ? TILE_QUERIES : RUN_QUERIES) / (int)(m.heads / m.kv_heads));
-    blocks.clear();
-    runs.clear();
-    for (int i = 0; i < count; i++) {
-      const int first = n * i / count, last = n * (i + 1) / count, first_run = (int)runs.size();
-      for (int from = first, to; from < last; from = to) {
-        for (to = from + 1; to < last && to - from < height && rows[to].lane == rows[from].lane;) to++;
-        runs.push_back({from, to});
+  // Every lane its pending token, then the most likely prefix of all that are left, the shorter and the first of equals.
+  void allocate(int target_rows) {
+    std::vector<Lane *> open;
+    for (Lane &lane : lanes)
+      if (!lane.prompt) {
+        lane.width = 1;
+        target_rows--;
+        open.push_back(&lane);
       }
-      blocks.push_back({first, last, first_run, (int)runs.size()});
+    for (; target_rows > 0; target_rows--) {
+      Lane *best = nullptr;
+      for (Lane *lane : open)
+        if (lane->width <= lane->depth && (!best || before(*lane, *best))) best = lane;
+      if (!best) return;
+      best->width++;
     }
   }
 
-  int query_width() const { return (int)(m.heads * m.head_dim); }
-  int qkv_width() const { return (int)((m.heads + 2 * m.kv_heads) * m.head_dim); }
+  bool before(const Lane &a, const Lane &c) const {
+    const float p = joint(a), q = joint(c);
+    return p != q ? p > q : a.width != c.width ? a.width < c.width : a.slot < c.slot;
+  }
+  float joint(const Lane &lane) const { return b.confidence[(b.slots + lane.slot) * b.depth_max + lane.width - 1]; }
+
+  // The rows of all lanes, and those that are drawn for.
+  void pack() {
+    net.rows.clear();
+    drawn.clear();
+    for (Lane &lane : lanes) {
+      lane.first = (int)net.rows.size();
+      const int32_t *tokens = lane.prompt ? b.tokens + lane.packed : proposals.data() + lane.lane * b.width_max;
+      for (int i = 0; i < lane.width; i++) {
+        const int token = i || lane.prompt ? tokens[i] : s.pending[lane.slot];
+        if (!lane.prompt || (i + 1 == lane.width && b.emits[lane.lane])) drawn.push_back({&lane, lane.prompt ? 0 : i, (int)net.rows.size()});
+        net.rows.push_back({token, lane.start + i, lane.slot, lane.lane, lane.packed + i});
+      }
+    }
+    net.cut(team.size());
+  }
 
   void run(bool scored) {
     team.run([this, scored](int rank) {
       Crew crew{&team, rank};
       TileUnit unit(tiles);
-      if (blocks.size() == 1) forward_together(crew);
-      else forward_by_rows(crew);
-      crew.sync();
+      net.layers(crew);
       if (scored) score(crew);
-      for (int first = 0; first < (int)drawn.size(); first += (int)w.logits_rows)
-        sample(crew, first, std::min((int)drawn.size(), first + (int)w.logits_rows));
+      for (int first = 0; first < (int)drawn.size(); first += (int)net.w.logits_rows)
+        sample(crew, first, std::min((int)drawn.size(), first + (int)net.w.logits_rows));
     });
   }
 
-  void forward_together(Crew &crew) {
-    const Block &all = blocks[0];
-    embed(crew, all);
-    crew.sync();
-    for (int l = 0; l < m.layers; l++) {
-      project(crew, l, all);
-      crew.sync();
-      mix(crew, l, all);
-    }
-  }
-
-  // One barrier per layer: attention reads what all rows of the chunk have stored.
-  void forward_by_rows(Crew &crew) {
-    auto share = [&](auto part) {
-      crew.each((int)blocks.size(), 1, [&](int i, int) {
-        Crew solo{nullptr, crew.rank};
-        part(solo, blocks[blocks.size() - 1 - i]); // the last rows see the most keys: begin with them
-      });
-      crew.sync();
-    };
-    share([&](Crew &solo, const Block &block) {
-      embed(solo, block);
-      project(solo, 0, block);
-    });
-    for (int l = 0; l < m.layers; l++)
-      share([&](Crew &solo, const Block &block) {
-        mix(solo, l, block);
-        if (l + 1 < m.layers) project(solo, l + 1, block);
-      });
-  }
-
-  void embed(Crew &crew, const Block &block) {
-    crew.each(block.last - block.first, 1, [&](int from, int to) {
-      for (int r = block.first + from; r < block.first + to; r++)
-        weight_row(m.embedding, rows[r].token, w.x + r * m.hidden);
-    });
-  }
-
-  void norm(Crew &crew, const Activations &to, const float *weight, int first, int last) {
-    crew.each(last - first, 1, [&](int from, int until) {
-      for (int r = first + from; r < first + until; r++) norm_row(w.x + r * m.hidden, weight, to, r);
-    });
-    crew.sync();
-  }
-
-  void norm_row(const float *x, const float *weight, const Activations &to, int row) {
-    F squares{};
-    for (int i = 0; i < m.hidden; i += LANES) {
-      F v = load<F>(x + i);
-      squares += v * v;
-    }
-    float scale = 1.0f / std::sqrt(sum(squares) / (float)m.hidden + (float)m.norm_eps);
-    for (int i = 0, g = 0; i < m.hidden; i += GROUP, g++)
-      to.put(row, g, load<F>(x + i) * scale * load<F>(weight + i),
-             load<F>(x + i + LANES) * scale * load<F>(weight + i + LANES));
-  }
-
-  // Queries, keys and values of a block's rows; keys and values go to their pages.
-  void project(Crew &crew, int l, const Block &part) {
-    const FlareLayer &layer = m.layer[l];
-    const int first = part.first, last = part.last;
-    norm(crew, w.narrow, layer.input_norm, first, last);
-    crew.each((int)layer.qkv.blocks, crew.share((int)layer.qkv.blocks), [&](int from, int to) {
-      for (int block = from; block < to; block++)
-        multiply(layer.qkv, block, w.narrow, first, last,
-                 [&](int r, F v) { store(w.qkv + (int64_t)r * qkv_width() + block * LANES, v); });
-    });
-    crew.sync();
-    crew.each(last - first, 1, [&](int from, int to) {
-      for (int r = first + from; r < first + to; r++) rotate_and_store(layer, l, r);
-    });
-  }
-
-  void rotate_and_store(const FlareLayer &layer, int l, int r) {
-    const int d = (int)m.head_dim, half = d / 2, position = rows[r].position;
-    const float *cosine = m.rotary + (int64_t)position * d, *sine = cosine + half;
-    float *at = w.qkv + (int64_t)r * qkv_width();
-    for (int h = 0; h < m.heads + m.kv_heads; h++, at += d) {
-      const bool query = h < m.heads;
-      if (const float *weight = query ? layer.query_norm : layer.key_norm) {
-        F squares{};
-        for (int i = 0; i < d; i += LANES) squares += load<F>(at + i) * load<F>(at + i);
-        float scale = 1.0f / std::sqrt(sum(squares) / (float)d + (float)m.norm_eps);
-        for (int i = 0; i < d; i += LANES) store(at + i, load<F>(at + i) * scale * load<F>(weight + i));
-      }
-      const float factor = query ? 1.0f / std::sqrt((float)d) : 1.0f;
-      for (int i = 0; i < half; i += LANES) {
-        F a = load<F>(at + i), c = load<F>(at + half + i), co = load<F>(cosine + i), si = load<F>(sine + i);
-        store(at + i, (a * co - c * si) * factor);
-        store(at + half + i, (c * co + a * si) * factor);
-      }
-    }
-    const float *k = w.qkv + (int64_t)r * qkv_width() + query_width(), *v = k + m.kv_heads * d;
-    for (int h = 0; h < m.kv_heads; h++) paged(l, rows[r].slot, h).put(position, d, k + h * d, v + h * d);
-  }
-
-  PagedHead paged(int l, int slot, int kv_head) const {
-    const int64_t size = m.head_dim * PAGE, base = (l * w.pages * m.kv_heads + kv_head) * size;
-    return {w.keys + base, w.values + base, m.kv_heads * size, s.page_table + slot * s.table_pages};
-  }
-
-  // Attention, output and MLP of a block's rows, added to the residual stream.
-  void mix(Crew &crew, int l, const Block &part) {
-    const FlareLayer &layer = m.layer[l];
-    const int first = part.first, last = part.last, heads = (int)m.kv_heads;
-    crew.each((part.last_run - part.first_run) * heads, 1, [&](int from, int to) {
-      for (int task = from; task < to; task++) {
-        const Run &run = runs[part.first_run + task / heads];
-        if (tiles) attend_run<TILE_QUERIES>(crew.rank, l, run, task % heads);
-        else attend_run<QUERIES>(crew.rank, l, run, task % heads);
-      }
-    });
-    crew.sync();
-    crew.each(last - first, 1, [&](int from, int to) {
-      for (int r = first + from; r < first + to; r++)
-        for (int g = 0; g < w.heads.groups; g++) {
-          const float *at = w.attended + (int64_t)r * query_width() + g * GROUP;
-          w.heads.put(r, g, load<F>(at), load<F>(at + LANES));
-        }
-    });
-    crew.sync();
-    add(crew, layer.output, w.heads, first, last);
-    norm(crew, w.narrow, layer.mlp_norm, first, last);
-    const int units = (int)(m.intermediate / GROUP);
-    crew.each(units, crew.share(units), [&](int from, int to) {
-      for (int unit = from; unit < to; unit++) gate(layer.gate_up, unit, first, last);
-    });
-    crew.sync();
-    add(crew, layer.down, w.wide, first, last);
-  }
-
-  // A run's queries of one key head, at most N at a time.
-  template <int N> void attend_run(int rank, int l, const Run &run, int kv_head) {
-    const int d = (int)m.head_dim, group = (int)(m.heads / m.kv_heads), count = (run.last - run.first) * group;
-    float *packed = w.thread_scratch + rank * w.scratch_floats, *scores = packed + N * d;
-    const PagedHead kv = paged(l, rows[run.first].slot, kv_head);
-    Queries<N> qs;
-    for (int i = 0, held = 0; i < count; i++) {
-      const int r = run.first + i / group, h = kv_head * group + i % group;
-      qs.query[held] = w.qkv + (int64_t)r * qkv_width() + h * d;
-      qs.out[held] = w.attended + (int64_t)r * query_width() + h * d;
-      qs.last[held++] = rows[r].position;
-      if (held < N && i + 1 < count) continue;
-      if constexpr (N == TILE_QUERIES) attend_tiles(qs, held, kv, d, (int)m.window, scores, packed);
-      else ATTEND.of[held - 1](qs, kv, d, (int)m.window, scores, packed);
-      held = 0;
-    }
-  }
-
-  void add(Crew &crew, const Linear &linear, const Activations &in, int first, int last) {
-    crew.each((int)linear.blocks, crew.share((int)linear.blocks), [&](int from, int to) {
-      for (int block = from; block < to; block++)
-        multiply(linear, block, in, first, last, [&](int r, F v) {
-          float *at = w.x + r * m.hidden + block * LANES;
-          store(at, load<F>(at) + v);
-        });
-    });
-    crew.sync();
-  }
-
-  // 32 outputs of the MLP's first half: two blocks of gates and the two of their factors, then SiLU and quantization.
-  void gate(const Linear &linear, int unit, int first, int last) {
-    for (int from = first; from < last; from += SOLO_ROWS) {
-      F out[4][SOLO_ROWS];
-      int to = std::min(last, from + SOLO_ROWS);
-      for (int part = 0; part < 4; part++)
-        multiply(linear, 4 * unit + part, w.narrow, from, to, [&](int r, F v) { out[part][r - from] = v; });
-      for (int r = from; r < to; r++) {
-        F a = out[0][r - from], c = out[1][r - from];
-        a = a / (1.0f + vexp(-a)) * out[2][r - from];
-        c = c / (1.0f + vexp(-c)) * out[3][r - from];
-        w.wide.put(r, unit, a, c);
-      }
-    }
-  }
-
-  // Logits of rows [first, last) of `picked`, at w.logits.
-  void head(Crew &crew, const int *picked, int count) {
-    crew.each(count, 1, [&](int from, int to) {
-      for (int i = from; i < to; i++) norm_row(w.x + picked[i] * m.hidden, m.final_norm, w.last, i);
-    });
-    crew.sync();
-    const int64_t width = m.head.blocks * LANES;
-    crew.each((int)m.head.blocks, crew.share((int)m.head.blocks), [&](int from, int to) {
-      for (int block = from; block < to; block++)
-        multiply(m.head, block, w.last, 0, count, [&](int r, F v) { store(w.logits + r * width + block * LANES, v); });
-    });
-    crew.sync();
-  }
+  struct Draw { // for a row of a lane, the `at`-th of its tokens
+    const Lane *lane;
+    int at, row;
+  };
 
   void sample(Crew &crew, int first, int last) {
-    head(crew, drawn.data() + first, last - first);
+    int picked[LOGITS_ROWS_MAX] = {};
+    for (int i = first; i < last; i++) picked[i - first] = drawn[i].row;
+    net.head(crew, picked, last - first);
     crew.each(last - first, 1, [&](int from, int to) {
-      for (int i = from; i < to; i++)
-        sample_row(rows[drawn[first + i]], w.logits + i * m.head.blocks * LANES, w.thread_scratch + crew.rank * w.scratch_floats);
+      for (int i = from; i < to; i++) sample_row(drawn[first + i], net.logits(i), net.scratch(crew));
     });
     crew.sync();
   }
 
-  void sample_row(const Row &row, const float *logits, float *z) {
-    const int slot = row.slot, lane = row.lane, size = (int)m.vocab, wanted = s.logprobs[slot];
-    if (!copy_finite(logits, m.head.blocks * LANES, z)) {
-      b.token[lane] = NOT_FINITE;
+  void sample_row(const Draw &of, const float *logits, float *z) {
+    const Lane &lane = *of.lane;
+    const int slot = lane.slot, size = (int)net.m.vocab, wanted = s.logprobs[slot];
+    const int64_t at = lane.lane * b.width_max + of.at;
+    if (!copy_finite(logits, net.logits_width(), z)) {
+      b.token[at] = NOT_FINITE;
       return;
     }
-    adjust(z, slot, lane);
-    Cuts cuts{s.min_p[slot], s.top_p[slot], s.top_k[slot]};
-    int token = draw(z, size, s.temperature[slot], cuts, draw_key((uint64_t)s.seed[slot], (uint64_t)s.committed[slot]));
-    b.token[lane] = token;
+    adjust(z, lane, of.at);
+    const Cuts cuts{s.min_p[slot], s.top_p[slot], s.top_k[slot]};
+    const uint64_t key = draw_key((uint64_t)s.seed[slot], (uint64_t)(s.committed[slot] + of.at));
+    const float temperature = s.temperature[slot];
+    const bool proposed = !lane.prompt && of.at + 1 < lane.width;
+    if (rejects && temperature > 0 && proposed) {
+      const bool made = drafting;
+      const int q_size = made ? (int)draft->net.m.vocab : 0;
+      const float *q = made ? b.draft_probabilities + (lane.lane * b.depth_max + of.at) * q_size : nullptr;
+      const Judged judged = judge(z, size, temperature, cuts, key, proposals[at + 1], q, q_size, made ? draft->net.m.kept : nullptr);
+      b.token[at] = judged.token;
+      b.survival[at] = judged.ratio;
+    } else {
+      b.token[at] = draw(z, size, temperature, cuts, key);
+      b.survival[at] = proposed && b.token[at] == proposals[at + 1] ? 1.0f : 0.0f;
+    }
     if (wanted >= 0)
-      b.logprob[lane] = logprobs(logits, token, wanted, b.top_tokens + lane * b.alternatives_max,
-                                 b.top_logprobs + lane * b.alternatives_max);
+      b.logprob[at] = logprobs(logits, b.token[at], wanted, b.top_tokens + at * b.alternatives_max, b.top_logprobs + at * b.alternatives_max);
+  }
+
+  // Bias, bans and penalties of the `at`-th token of a lane, as if the proposals before it had been output.
+  void adjust(float *logits, const Lane &of, int at) {
+    const int slot = of.slot, lane = of.lane;
+    for (int i = 0; at < b.banned_rows[lane] && i < b.banned_count[lane]; i++) logits[b.banned[lane * b.banned_max + i]] = -INFINITY;
+    for (int i = 0; i < s.bias_count[slot]; i++)
+      logits[s.bias_tokens[slot * s.bias_max + i]] += s.bias_values[slot * s.bias_max + i];
+    const int32_t *seen = b.history_tokens + lane * b.history_max, *ahead = proposals.data() + lane * b.width_max + 1;
+    auto penalize = [&](int token, int count) {
+      float &v = logits[token];
+      count += (int)std::count(ahead, ahead + at, token);
+      v = v > 0 ? v / s.repetition[slot] : v * s.repetition[slot];
+      v -= s.frequency[slot] * (float)count;
+      v -= count > 0 ? s.presence[slot] : 0;
+    };
+    for (int i = 0; i < b.seen[lane]; i++) penalize(seen[i], b.history_counts[lane * b.history_max + i]);
+    for (int i = 0; i < at; i++)
+      if (std::find(ahead, ahead + i, ahead[i]) == ahead + i && std::find(seen, seen + b.seen[lane], ahead[i]) == seen + b.seen[lane])
+        penalize(ahead[i], 0);
+  }
+
+  // Commit what was drawn for a lane, as far as its proposals were right.
+  void advance(const Lane &lane) {
+    const int slot = lane.slot, width = lane.prompt ? 1 : lane.width;
+    const int64_t at = lane.lane * b.width_max;
+    if (lane.prompt && !b.emits[lane.lane]) return;
+    int count = 0;
+    for (bool on = true; on && count < width; count++) {
+      const int token = b.token[at + count];
+      if (token == NOT_FINITE) {
+        b.token[at] = NOT_FINITE;
+        return;
+      }
+      if (count) b.survival[at + count] *= b.survival[at + count - 1];
+      commit(slot, token);
+      on = s.ended[slot] == RUNNING && count + 1 < width && token == proposals[at + count + 1];
+    }
+    for (int i = count; i < width; i++) b.survival[at + i] *= b.survival[at + i - 1];
+    b.count[lane.lane] = count;
+    b.verified[lane.lane] = lane.prompt ? 0 : lane.width;
+    if (draft && !lane.prompt) draft->keep_round(lane, count, net);
+  }
+
+  void commit(int slot, int token) {
     s.pending[slot] = token;
     s.committed[slot]++;
     s.remaining[slot]--;
@@ -324,35 +215,21 @@ private:
     else if (s.remaining[slot] <= 0) s.ended[slot] = ENDED_LENGTH;
   }
 
-  void adjust(float *logits, int slot, int lane) {
-    for (int i = 0; i < b.banned_count[lane]; i++) logits[b.banned[lane * b.banned_max + i]] = -INFINITY;
-    for (int i = 0; i < s.bias_count[slot]; i++)
-      logits[s.bias_tokens[slot * s.bias_max + i]] += s.bias_values[slot * s.bias_max + i];
-    for (int i = 0; i < b.seen[lane]; i++) {
-      float &v = logits[b.history_tokens[lane * b.history_max + i]];
-      float count = (float)b.history_counts[lane * b.history_max + i];
-      v = v > 0 ? v / s.repetition[slot] : v * s.repetition[slot];
-      v -= s.frequency[slot] * count;
-      v -= count > 0 ? s.presence[slot] : 0;
-    }
-  }
-
   // Score the targets of all rows, `logits_rows` of them at a time; every lane is a prompt.
   void score(Crew &crew) {
-    const int64_t width = m.head.blocks * LANES;
-    for (int first = 0; first < (int)rows.size(); first += (int)w.logits_rows) {
-      int picked[64], count = std::min({64, (int)w.logits_rows, (int)rows.size() - first});
+    for (int first = 0; first < (int)net.rows.size(); first += (int)net.w.logits_rows) {
+      int picked[LOGITS_ROWS_MAX], count = std::min({LOGITS_ROWS_MAX, (int)net.w.logits_rows, (int)net.rows.size() - first});
       for (int i = 0; i < count; i++) picked[i] = first + i;
-      head(crew, picked, count);
+      net.head(crew, picked, count);
       crew.each(count, 1, [&](int from, int to) {
-        for (int i = from; i < to; i++) score_row(first + i, w.logits + i * width);
+        for (int i = from; i < to; i++) score_row(first + i, net.logits(i));
       });
       crew.sync();
     }
   }
 
   void score_row(int r, const float *logits) {
-    const int to = rows[r].packed, wanted = std::max(0, s.prompt_logprobs[rows[r].slot]);
+    const int to = net.rows[r].packed, wanted = std::max(0, s.prompt_logprobs[net.rows[r].slot]);
     if (b.targets[to] < 0) return;
     b.row_logprob[to] = logprobs(logits, b.targets[to], wanted, b.row_top_tokens + to * b.alternatives_max,
                                  b.row_top_logprobs + to * b.alternatives_max);
@@ -360,30 +237,33 @@ private:
 
   // Log-probability of `token`; the best `wanted` ones go to `top_tokens` and `top`.
   float logprobs(const float *logits, int token, int wanted, int32_t *top_tokens, float *top) {
-    const int size = (int)m.vocab;
+    const int size = (int)net.m.vocab;
     float normalizer = log_sum_exp(logits, size, argmax(size, [&](int i, I) { return load<F>(logits + i); }).value);
     alternatives(logits, size, normalizer, wanted, top_tokens, top);
     return logits[token] - normalizer;
   }
 
-  FlareModel m;
-  FlareRows s;
-  FlareBuffers b;
-  FlareSpace w;
+  const FlareRows s;
+  const FlareBuffers b;
+  Forward net;
   const bool tiles = tiles_permitted();
   Team team;
-  std::vector<Row> rows, decoding;
-  std::vector<int> drawn;
-  std::vector<Run> runs;
-  std::vector<Block> blocks;
+  std::optional<Draft> draft;
+  bool rejects = false, drafting = false;
+  std::vector<Lane> lanes, decoding;
+  std::vector<Draw> drawn;
+  std::vector<int32_t> proposals; // of each lane at [lane, 1...]
 };
 
 } // namespace
 
 extern "C" {
-void *flare_open(const FlareModel *model, const FlareRows *rows, const FlareBuffers *buffers, const FlareSpace *space, int threads) {
-  return new Step(*model, *rows, *buffers, *space, threads);
+void *flare_open(const FlareModel *model, const FlareSpace *space, const FlareModel *draft, const FlareSpace *draft_space,
+                 const FlareRows *rows, const FlareBuffers *buffers, int threads) {
+  return new Step(*model, *space, draft, draft_space, *rows, *buffers, threads);
 }
-int64_t flare_step(void *step, int lanes, int scored) { return ((Step *)step)->step(lanes, scored != 0); }
+int64_t flare_step(void *step, int lanes, int scored, int depth, int target_rows, int rejects) {
+  return ((Step *)step)->step(lanes, scored != 0, depth, target_rows, rejects != 0);
+}
 void flare_close(void *step) { delete (Step *)step; }
 }
