@@ -48,9 +48,12 @@ def load_settings(
 
 
 def load_policy(
-    name_or_path: str, terminal_value: float | None = None, terminal_age_price: float | None = None
+    name_or_path: str,
+    terminal_value: float | None = None,
+    terminal_age_price: float | None = None,
+    verification_alpha: float | None = None,
 ) -> Policy:
-    """The policy of a preset or of a file, with the terminal coefficients replaced where given.
+    """The policy of a preset or of a file, with the terminal coefficients and the exponent replaced where given.
 
     Raises `ConfigError` naming the file and the key, or the presets if there is no such preset or file.
     """
@@ -60,6 +63,8 @@ def load_policy(
     values |= checked_table(
         Policy, {key: value for key, value in given.items() if value is not None}, lambda key: f"scheduler_{key}"
     )
+    if verification_alpha is not None:
+        values["adaptive_verification_alpha"] = verification_alpha
     policy = build(Policy, values, str(source))
     if 0.0 < policy.first_output_growth_ms < 1.0:
         raise ConfigError(f"{source}: first_output_growth_ms: must be 0 (no growth) or at least 1")

@@ -18,6 +18,9 @@ REQUEST_SLOTS_MAX = 64
 PREFILL_TOKENS_MAX = 65_536
 """The largest prompt capacity that a recipe may declare."""
 
+WIDTH_MAX = 8
+"""Target positions of one request in a speculative program, the pending token among them."""
+
 COEFFICIENT_MAX = 1e9
 """Coefficients beyond this say nothing more and would let products overflow."""
 
@@ -25,6 +28,7 @@ Coefficient = Annotated[float, Meta(ge=0, le=COEFFICIENT_MAX)]
 Seconds = Annotated[float, Meta(ge=0, le=86_400)]
 PositiveInt = Annotated[int, Meta(ge=1)]
 Text = Annotated[str, Meta(min_length=1)]
+Width = Annotated[int, Meta(ge=2, le=WIDTH_MAX)]
 TokenCount = Annotated[int, Meta(ge=1, le=PREFILL_TOKENS_MAX)]
 
 
@@ -73,6 +77,9 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
     gap_stretch: Annotated[
         float, Meta(ge=1, le=1e6, description="Gap at which a frame pays gap_price, in reference intervals.")
     ] = 5.0
+    host_gap_pricing: Annotated[
+        bool, Meta(description="Add the host's measured time to that of frames which wait for feedback.")
+    ] = False
     adaptation_ms: Annotated[
         float, Meta(gt=0, le=1e7, description="Time over which service prices follow the measured rates.")
     ]
@@ -107,6 +114,13 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True):
     """Request rows of the mixed graphs, rising; none: the recipe has no mixed graphs."""
     mixed_prefill_tokens: tuple[TokenCount, ...] = ()
     """Prompt capacities of the mixed graphs, rising, multiples of 64."""
+    draft_widths: tuple[Width, ...] = ()
+    """Target positions of each request in programs that propose themselves, rising."""
+    copy_widths: tuple[Width, ...] = ()
+    """The same of programs that are given copied proposals, rising."""
+    ragged: bool = False
+    """Whether there are programs that propose themselves and whose requests share fewer target rows than their widths
+    come to."""
     prompt_rows: Annotated[int, Meta(ge=1, le=REQUEST_SLOTS_MAX)] = 1
     """Prompt rows that one prefill or mixed graph may pack into its capacity (fewer where the batch is smaller)."""
 
@@ -183,6 +197,29 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     mixed_prefill: Annotated[
         bool, Meta(description="Prepare graphs that consume a prompt and decode other requests in one pass.")
     ] = False
+
+    speculative: Annotated[
+        str,
+        Meta(
+            pattern=r"^(off|adaptive|fixed:[1-8])$",
+            description="Several tokens a round: off, adaptive (by measured value), or fixed:W, W target positions.",
+        ),
+    ] = "adaptive"
+    speculative_token_capacity: Annotated[
+        int, Meta(ge=1, le=REQUEST_SLOTS_MAX * WIDTH_MAX, description="Target rows that a wide round may have in all.")
+    ] = 64
+    speculative_sampling: Annotated[
+        Literal["match", "rejection"],
+        Meta(description="What accepts proposals: equal draws (seeds reproduce), or probability (more are accepted)."),
+    ] = "match"
+    mtp_adaptive_verification_alpha: Annotated[
+        float | None,
+        Meta(gt=0, le=100, description="Replaces the policy's adaptive_verification_alpha."),
+    ] = None
+    draft_model: Annotated[
+        Text | None,
+        Meta(description="A smaller model of the same tokenizer that proposes tokens; unset: a trained head, if any."),
+    ] = None
 
     trace: Annotated[Text | None, Meta(description="File that takes every event as a JSON line.")] = None
     trace_views: Annotated[

@@ -18,6 +18,7 @@ from flare.graphs.cpu.plan import kv_dtype, plan_memory
 from flare.graphs.memory.pages import PAGE_TOKENS, page_bytes
 from flare.machines.graph import GraphShape
 
+from .draft import open_draft, speculation
 from .model import Model, open_model
 from .progress import LoadProgress
 
@@ -28,13 +29,17 @@ def read_settings(
     """Settings, policy and catalog. Raises `ConfigError` for what is wrong, or more than this machine has."""
     settings = load_settings(config_file, overrides)
     policy = load_policy(
-        settings.scheduler_policy, settings.scheduler_terminal_value, settings.scheduler_terminal_age_price
+        settings.scheduler_policy,
+        settings.scheduler_terminal_value,
+        settings.scheduler_terminal_age_price,
+        settings.mtp_adaptive_verification_alpha,
     )
     catalog = build_catalog(
         load_recipe(settings.recipe),
         settings.max_num_seqs,
         settings.max_prefill_tokens,
         mixed_prefill=settings.mixed_prefill,
+        speculation=speculation(settings),
     )
     cores = len(os.sched_getaffinity(0))
     if settings.threads is not None and settings.threads > cores:
@@ -74,8 +79,10 @@ def plan_graphs(
     settings, _, catalog = read_settings(config_file, overrides)
     with LoadProgress() as progress:
         model = open_model(settings.model, progress.fetching)
-    max_model_len = context_length(settings, model)
-    pages = settings.kv_memory_bytes // page_bytes(model.config, kv_dtype(settings.dtype))
+        draft = open_draft(settings, model, progress.fetching)
+    max_model_len, dtype = context_length(settings, model), kv_dtype(settings.dtype)
+    page = page_bytes(model.config, dtype) + (0 if draft is None else page_bytes(draft.config, dtype))
+    pages = settings.kv_memory_bytes // page
     check_pages(pages * PAGE_TOKENS, max_model_len)
     memory = plan_memory(
         model.config,
@@ -84,6 +91,7 @@ def plan_graphs(
         max_model_len=max_model_len,
         kv_bytes=settings.kv_memory_bytes,
         dtype=settings.dtype,
+        draft=None if draft is None else draft.config,
     )
     return catalog, [
         ("weights", memory.weights_bytes),

@@ -27,12 +27,14 @@ import uvicorn
 from flare.config.schema import ConfigError, Policy, Settings
 from flare.graphs.cpu.device import CpuDevice
 from flare.graphs.device import Device
+from flare.graphs.models.draft import DraftModel
 from flare.graphs.weights.errors import ModelError
 from flare.machines.graph import GraphShape
 from flare.machines.pages import PagePool
 from flare.machines.waiting import WaitingQueue
 
 from .cache import cache_dir
+from .draft import open_draft
 from .engine.engine import Engine
 from .engine.reporting import Reporter
 from .graph_plan import check_pages, context_length, read_settings
@@ -75,7 +77,8 @@ def serve(config_file: Path | None, overrides: dict[str, object]) -> int:
         with _bound(settings) as listener:  # first: fetching a model takes minutes, and would be in vain
             with LoadProgress() as progress:
                 model = open_model(settings.model, progress.fetching)
-            parts = compose(settings, policy, catalog, model, cpu_device(settings, model), trace)
+                draft = open_draft(settings, model, progress.fetching)
+            parts = compose(settings, policy, catalog, model, cpu_device(settings, model, draft), trace)
             with _naming(settings):
                 listener.listen(1024)
             status = anyio.run(serve_parts, settings, catalog, parts, listener, backend_options={"use_uvloop": True})
@@ -105,8 +108,8 @@ class Parts:
     context: ServerContext
 
 
-def cpu_device(settings: Settings, model: Model) -> CpuDevice:
-    """The CPU device for a model, not yet prepared."""
+def cpu_device(settings: Settings, model: Model, draft: DraftModel | None = None) -> CpuDevice:
+    """The CPU device for a model and what drafts for it, not yet prepared."""
     log = structlog.get_logger()
     return CpuDevice(
         model.config,
@@ -119,6 +122,8 @@ def cpu_device(settings: Settings, model: Model) -> CpuDevice:
         eager=settings.eager,
         cache_dir=cache_dir(),
         warn=lambda message: log.warning("device.notice", message=message),
+        draft=draft,
+        rejects=settings.speculative_sampling == "rejection",
     )
 
 
@@ -145,6 +150,8 @@ def compose(
             settings.max_num_queued_tokens,
             {account("key", key.encode()): weight for key, weight in settings.client_weights.items()},
         ),
+        device_allocates=settings.speculative == "adaptive",
+        keeps_prefixes=settings.speculative.startswith("fixed"),
     )
 
     def assembler(request: GenerationRequest) -> TextAssembler:

@@ -8,11 +8,14 @@ more rows than there are requests.
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 from flare.config.schema import REQUEST_SLOTS_MAX, ConfigError, Recipe
-from flare.machines.graph import GraphKind, GraphShape
+from flare.machines.graph import GraphKind, GraphShape, Source
 
 from .mixed_shapes import mixed_shapes
+from .speculative_shapes import speculative_shapes
 
 PROMPT_ALIGNMENT = 64
 """Prompt capacities of mixed graphs are multiples of this many tokens."""
@@ -25,11 +28,26 @@ def padded_concurrency(max_num_seqs: int) -> int:
     return 1 << (max_num_seqs - 1).bit_length()
 
 
+@dataclass(frozen=True, slots=True)
+class Speculation:
+    """Rounds of several tokens: with programs that propose themselves (`drafts`) or copies alone, of `width` target
+    positions (None: of every width that the recipe has), and of at most `envelope` target rows where wider than one."""
+
+    drafts: bool
+    width: int | None
+    envelope: int
+
+
 def build_catalog(
-    recipe: Recipe, max_num_seqs: int, max_prefill_tokens: int, *, mixed_prefill: bool = False
+    recipe: Recipe,
+    max_num_seqs: int,
+    max_prefill_tokens: int,
+    *,
+    mixed_prefill: bool = False,
+    speculation: Speculation | None = None,
 ) -> tuple[GraphShape, ...]:
-    """The graphs that `recipe` gives a server of `max_num_seqs` slots: decode, prefill, scored prefill and, with
-    `mixed_prefill`, mixed ones, each rising.
+    """The graphs that `recipe` gives a server of `max_num_seqs` slots: decode or, with `speculation`, speculative ones,
+    prefill, scored prefill and, with `mixed_prefill`, mixed ones, each rising.
 
     Raises `ConfigError` naming the recipe's key for capacities that repeat, do not rise, are out of range or not as
     their kind needs them, and naming `max_prefill_tokens` if it is none of the recipe's prefill capacities
@@ -51,8 +69,9 @@ def build_catalog(
     _check_fit(
         recipe, GraphKind.SCORED_PREFILL, "scored_prefill_tokens", scored, "max_prefill_tokens", max_prefill_tokens
     )
+    batches = tuple(batch for batch in batches if batch <= rows)
     catalog = [
-        *(GraphShape(GraphKind.DECODE, batch) for batch in batches if batch <= rows),
+        *_rounds(recipe, batches, speculation),
         *(GraphShape(GraphKind.PREFILL, prompt_rows, tokens) for tokens in prefill if tokens <= max_prefill_tokens),
         *(GraphShape(GraphKind.SCORED_PREFILL, 1, tokens) for tokens in scored if tokens <= max_prefill_tokens),
     ]
@@ -64,12 +83,44 @@ def build_catalog(
             ("mixed_prefill_tokens", mixed_tokens, "max_prefill_tokens", max_prefill_tokens),
         ):
             _check_fit(recipe, GraphKind.MIXED, key, values, limit, most, without)
-        catalog += mixed_shapes(
+        width = None if speculation is None else max((1, *_draft_widths(recipe, speculation)))
+        mixed = mixed_shapes(
             [batch for batch in mixed_batches if batch <= rows],
             [tokens for tokens in mixed_tokens if tokens <= max_prefill_tokens],
             prompt_rows,
+            width=width,
+            envelope=0 if speculation is None else speculation.envelope,
         )
+        only = None if speculation is None or not speculation.drafts else speculation.width
+        catalog += [shape for shape in mixed if only in (None, shape.width)]
     return tuple(catalog)
+
+
+def _rounds(recipe: Recipe, batches: Sequence[int], speculation: Speculation | None) -> list[GraphShape]:
+    """Graphs that give output without a prompt."""
+    if speculation is None:
+        return [GraphShape(GraphKind.DECODE, batch) for batch in batches]
+    only, envelope = speculation.width, speculation.envelope
+    copies = _rising(recipe, "copy_widths", recipe.copy_widths) if only is None else (only,)
+    drafted = speculative_shapes(
+        batches, _draft_widths(recipe, speculation), envelope=envelope, ragged=recipe.ragged and speculation.drafts
+    )
+    shapes = [*drafted, *speculative_shapes(batches, copies, source=Source.COPY, envelope=envelope)]
+    kept = [shape for shape in shapes if only in (None, shape.width)]
+    if not kept:
+        raise ConfigError(
+            f"speculative_token_capacity: {envelope} target rows hold no round of width {only} of {recipe.name}; "
+            f"raise it to {only * batches[0] if only else batches[0]} or more"
+        )
+    return kept
+
+
+def _draft_widths(recipe: Recipe, speculation: Speculation) -> tuple[int, ...]:
+    """Widths of programs that propose themselves."""
+    if not speculation.drafts:
+        return ()
+    widths = _rising(recipe, "draft_widths", recipe.draft_widths, minimum=2)
+    return widths if speculation.width is None else (speculation.width,)
 
 
 def _check_fit(

@@ -11,8 +11,12 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
+import numpy as np
+from numpy.typing import NDArray
+
 from flare.graphs.frames import Completion, Frame, LaneInput, LaneResult
 from flare.machines.events import CompleteFrame, CompletionRecord, Dispatch, Effect, SubmitFrame
+from flare.machines.graph import GraphShape
 from flare.machines.scheduler import Scheduler
 from flare.machines.selection.board import Board
 from flare.machines.selection.select import decide
@@ -26,8 +30,8 @@ class Host(Protocol):
         """Carry out effects in their order; `results` are those of the completion that they come from."""
         ...
 
-    def lane(self, dispatch: Dispatch) -> LaneInput:
-        """The part of a frame that serves one request."""
+    def lane(self, dispatch: Dispatch, shape: GraphShape, /) -> LaneInput:
+        """The part of a frame of graph `shape` that serves one request."""
         ...
 
     def committed(self, effects: Sequence[Effect], view: View, now_ns: int) -> None:
@@ -64,10 +68,29 @@ class Driver:
         self._host.committed(effects, board.view, now_ns)
         for effect in effects:
             if isinstance(effect, SubmitFrame):
-                lanes = tuple([self._host.lane(dispatch) for dispatch in effect.lanes])
-                self._submit(Frame(effect.fence, plan.shape, lanes))
+                lanes = tuple([self._host.lane(dispatch, plan.shape) for dispatch in effect.lanes])
+                self._submit(Frame(effect.fence, plan.shape, lanes, plan.allocates))
 
 
 def _records(completion: Completion) -> tuple[CompletionRecord, ...]:
     """The scheduler's part of a completion."""
-    return tuple([CompletionRecord(result.handle, result.committed, result.ended) for result in completion.results])
+    sidecar = completion.confidence
+    return tuple(
+        [
+            CompletionRecord(
+                result.handle,
+                result.committed,
+                result.ended,
+                result.verified,
+                None if sidecar is None or not result.verified else _confidence(sidecar, result.handle.slot),
+                result.survival,
+            )
+            for result in completion.results
+        ]
+    )
+
+
+def _confidence(sidecar: NDArray[np.float32], slot: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """A slot's columns of the sidecar: conditional probabilities, and those of prefixes."""
+    conditional, joint = sidecar[:, slot].tolist()
+    return tuple(conditional), tuple(joint)

@@ -23,6 +23,7 @@ from flare.graphs.frames import Completion, LaneInput, LaneResult
 from flare.machines.events import (
     Arrive,
     CancelRequest,
+    CopyOffered,
     Deliver,
     Dispatch,
     Effect,
@@ -33,6 +34,7 @@ from flare.machines.events import (
     Retired,
     SubmitFrame,
 )
+from flare.machines.graph import GraphShape, Source
 from flare.machines.ids import Fence, RequestId
 from flare.machines.lifecycle import Admitted, RequestState
 from flare.machines.request import EndReason
@@ -78,6 +80,8 @@ class Engine:
         self._assembler = assembler
         self._eos_ids = eos_ids
         self._clock = clock
+        copying = [shape.draft_depth for shape in scheduler.catalog if shape.source is Source.COPY]
+        self._copies_max = max(copying, default=0)
         self._ids = itertools.count(1)
         self._jobs: dict[RequestId, Job] = {}
         self._completions: deque[Completion] = deque()
@@ -126,7 +130,7 @@ class Engine:
     def _accept(self, request: GenerationRequest, now_ns: int) -> Stream:
         request_id = RequestId(next(self._ids))
         stream = Stream(lambda: self._cancel(request_id))
-        job = Job(request_id, request, stream, self._assembler(request), self._eos_ids, now_ns)
+        job = Job(request_id, request, stream, self._assembler(request), self._eos_ids, now_ns, self._copies_max)
         effects = self._scheduler.apply(Arrive(request_id, job.spec), now_ns)
         self._jobs[request_id] = job
         self.execute(effects, (), now_ns)
@@ -199,9 +203,9 @@ class Engine:
 
     # The host of the driver
 
-    def lane(self, dispatch: Dispatch) -> LaneInput:
-        """The part of a frame that serves one request."""
-        return self._jobs[dispatch.request].lane(dispatch)
+    def lane(self, dispatch: Dispatch, shape: GraphShape) -> LaneInput:
+        """The part of a frame of graph `shape` that serves one request."""
+        return self._jobs[dispatch.request].lane(dispatch, copies=shape.source is Source.COPY)
 
     def committed(self, effects: Sequence[Effect], view: View, now_ns: int) -> None:
         """Report a plan that was committed."""
@@ -239,6 +243,8 @@ class Engine:
         delta, stopped = job.take(result, ended)
         if delta is None:
             return
+        if job.offer:
+            self.execute(self._scheduler.apply(CopyOffered(job.id, len(job.offer)), now_ns), (), now_ns)
         self._count_tokens(job, now_ns)
         if self._scheduler.retires:
             delta = job.hold_finish(delta)

@@ -20,6 +20,7 @@ from flare.machines.request import EndReason, RequestSpec
 from flare.request import Delta, GenerationRequest, ScoredToken
 from flare.tokens.assembler import TextAssembler
 
+from .copies import Copies
 from .stream import Stream
 
 SILENT_MAX = 8
@@ -33,6 +34,8 @@ class Job:
 
     __slots__ = (
         "_assembler",
+        "_copies",
+        "_copies_max",
         "_penalised",
         "_prompt",
         "_prompt_scores",
@@ -44,6 +47,7 @@ class Job:
         "first_at_ns",
         "id",
         "last_at_ns",
+        "offer",
         "produced",
         "request",
         "silent",
@@ -58,6 +62,7 @@ class Job:
         assembler: TextAssembler,
         eos_ids: Collection[int],
         arrived_at_ns: int,
+        copies_max: int = 0,
     ) -> None:
         self.id = request_id
         self.request = request
@@ -73,6 +78,10 @@ class Job:
         # How often each token that penalties look at was output.
         self._seen = dict.fromkeys(request.prompt if request.sampling.repetition_penalty != 1.0 else (), 0)
         self._prompt_scores: list[ScoredToken] = []
+        self._copies_max = copies_max
+        self._copies: Copies | None = None
+        self.offer: list[int] = []
+        """Proposals copied from its own tokens, for the tokens after the last one delivered."""
 
     @property
     def spec(self) -> RequestSpec:
@@ -88,8 +97,9 @@ class Job:
             needs_feedback=bool(request.stop) or self._penalised or request.min_tokens > 0,
         )
 
-    def lane(self, dispatch: Dispatch) -> LaneInput:
-        """The lane's input for a frame; its binding with the first frame of a generation."""
+    def lane(self, dispatch: Dispatch, *, copies: bool = False) -> LaneInput:
+        """The lane's input for a frame; its binding with the first frame of a generation. `copies`: the frame's graph
+        is supplied with copied proposals."""
         work, request = dispatch.work, self.request
         binding = None
         if dispatch.pages is not None:
@@ -117,15 +127,17 @@ class Job:
             binding=binding,
             history=self._history() if work.emits else None,
             width=1 if prefills else work.tokens,
+            proposals=np.array(self.offer[: work.tokens - 1], np.int32) if copies and work.tokens > 1 else None,
         )
 
     def _history(self) -> History | None:
-        banned = self._stop_tokens if self.produced < self.request.min_tokens else ()
+        short_of = self.request.min_tokens - self.produced
+        banned = self._stop_tokens if short_of > 0 else ()
         if not self._penalised:
-            return History(_NO_TOKENS, _NO_TOKENS, banned) if banned else None
+            return History(_NO_TOKENS, _NO_TOKENS, banned, short_of) if banned else None
         seen = self._seen
         ids, counts = np.fromiter(seen, np.int32, len(seen)), np.fromiter(seen.values(), np.int32, len(seen))
-        return History(ids, counts, banned)
+        return History(ids, counts, banned, max(1, short_of))
 
     def take(self, result: LaneResult, ended: EndReason | None) -> tuple[Delta | None, bool]:
         """The delta that a validated result becomes (None: nothing to say yet), and whether a stop string ended it."""
@@ -134,6 +146,7 @@ class Job:
         if not result.tokens and ended is None:
             return None, False
         self.produced += len(result.tokens)
+        self._look_up(result, ended)
         if self._penalised:
             for token in result.tokens:
                 self._seen[token] = self._seen.get(token, 0) + 1
@@ -151,6 +164,15 @@ class Job:
             stop_reason=piece.stopped_by if stopped else self._stop_token(result, ended),
         )
         return delta, stopped
+
+    def _look_up(self, result: LaneResult, ended: EndReason | None) -> None:
+        """Find out what can be copied next."""
+        if not self._copies_max or ended is not None:
+            return
+        if self._copies is None:  # not before it has come to its output: an index of a long prompt takes its time
+            self._copies = Copies(self.request.prompt)
+        self._copies.extend(result.tokens)
+        self.offer = self._copies.propose(self._copies_max)
 
     def hold_finish(self, delta: Delta) -> Delta:
         """`delta` without its finish, which is kept in `finish` until the request is retired."""

@@ -26,6 +26,7 @@ _EXECUTIONS = {
     Reason.ORDINARY: Execution.ORDINARY,
     Reason.DISCOVERY: Execution.DISCOVERY,
     Reason.TIMING_REFRESH: Execution.TIMING_REFRESH,
+    Reason.ACCEPTANCE_PROBE: Execution.ACCEPTANCE_LEARNING,
 }
 
 

@@ -65,8 +65,8 @@ class StepBuffers:
 
     @classmethod
     def allocate(cls, extents: Extents, history: int, slots: int = 1, draft_vocab: int = 0) -> StepBuffers:
-        """Buffers for frames of these extents, whose lanes have seen up to `history` distinct tokens. `draft_vocab`: the
-        tokens that proposals are drawn from, if what is drawn from must be kept."""
+        """Buffers for frames of these extents, whose lanes have seen up to `history` distinct tokens. `draft_vocab`:
+        the tokens that proposals are drawn from, if what is drawn from must be kept."""
         lanes, prompts, rows, width = extents
         depth = max(1, width - 1)
 

@@ -171,7 +171,7 @@ class Decoder:
     def residual(
         self, tokens: torch.Tensor, spans: Sequence[Span], kv: KvPages, hidden: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """The same before the last norm. `hidden` float32[rows, hidden] is what a draft head reads beside the tokens."""
+        """The same before the last norm. `hidden` float32[rows, hidden] is what a draft head reads with the tokens."""
         config = self.config
         x = self.embedding[tokens].float()
         if self.fuse is not None and hidden is not None:
