@@ -213,8 +213,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         Meta(description="What accepts proposals: equal draws (seeds reproduce), or probability (more are accepted)."),
     ] = "match"
     mtp_adaptive_verification_alpha: Annotated[
-        float | None,
-        Meta(gt=0, le=100, description="Replaces the policy's adaptive_verification_alpha."),
+        Annotated[float, Meta(gt=0, le=100)] | None,
+        Meta(description="Replaces the policy's adaptive_verification_alpha."),
     ] = None
     draft_model: Annotated[
         Text | None,

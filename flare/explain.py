@@ -122,6 +122,9 @@ def why(decision: Decision, view: View) -> str:
     others = _rivals(decision.candidates)
     if plan.reason is Reason.TIMING_REFRESH:
         text += ": its duration is stale, and the refresh ledger has paid for measuring it again"
+    elif plan.reason is Reason.ACCEPTANCE_PROBE:
+        text += f": it may come to {_number(plan.score)} value/ms, and the probe ledger has paid for learning how many "
+        text += "of its proposals are accepted"
     elif plan.duration_ns == 0 or (plan.following is not None and plan.following.duration_ns == 0):
         text += ": its duration is not known yet, and an unknown graph goes before the known ones"
     elif not others:
@@ -230,22 +233,27 @@ def _table(candidates: Sequence[Candidate]) -> Table:
     table.add_column("graph", no_wrap=True)
     table.add_column("slots", min_width=8)
     gaps = any(candidate.gap_cost for candidate in candidates)
-    for heading in ("tokens", "time", "service", "age", "waiting", *(("gaps",) if gaps else ()), "score"):
+    rows = any(candidate.targets for candidate in candidates)
+    middle = (*(("rows",) if rows else ()), "time", "service", "age", "waiting", *(("gaps",) if gaps else ()))
+    for heading in ("tokens", *middle, "score"):
         table.add_column(heading, justify="right", no_wrap=True)
     table.add_column("queue", no_wrap=True)
     table.add_column("why it lost", min_width=24)
     for candidate in candidates:
-        table.add_row(*_cells(candidate, gaps=gaps), style="bold green" if candidate.lost is None else None)
+        table.add_row(*_cells(candidate, gaps=gaps, rows=rows), style="bold green" if candidate.lost is None else None)
     return table
 
 
-def _cells(candidate: Candidate, *, gaps: bool) -> Iterator[str]:
+def _cells(candidate: Candidate, *, gaps: bool, rows: bool) -> Iterator[str]:
     known, following = _whole_ns(candidate) > 0, candidate.following
     times_ns = [candidate.duration_ns, *([] if following is None else [following.duration_ns])]
     yield "*" if candidate.lost is None else ""
     yield candidate.shape.name if following is None else f"{candidate.shape.name}, {following.shape.name}"
     yield " ".join(str(slot) for slot in candidate.slots)
     yield str(candidate.tokens)
+    if rows:
+        # Those that a program shares out itself are only expected.
+        yield ("~" if candidate.allocates else "") + " ".join(str(count) for count in candidate.targets)
     yield " + ".join(f"{time_ns / 1e6:.2f}" if time_ns else "?" for time_ns in times_ns)
     yield _number(candidate.service)
     yield _number(candidate.age_term) if known else "-"

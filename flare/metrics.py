@@ -20,6 +20,8 @@ from prometheus_client.registry import Collector
 
 from flare.machines.request import EndReason
 
+from .speculative_metrics import SpeculativeCounts
+
 _FIRST_TOKEN_S = (
     0.001,
     0.005,
@@ -110,6 +112,7 @@ class Metrics(Collector):
         self._rejections: dict[str, int] = {}
         self._executions = dict.fromkeys(Execution, 0)
         self._execution_ns = dict.fromkeys(Execution, 0)
+        self.speculative = SpeculativeCounts()
         self._graph_executions: dict[str, int] = {}
         self._graph_duration_ns: dict[str, int] = {}
         self._registry = CollectorRegistry(auto_describe=False)
@@ -193,6 +196,7 @@ class Metrics(Collector):
         for prefix in self._prefixes:
             yield from self._serving(f"{prefix}:")
         yield from self._scheduling()
+        yield from self.speculative.collect([self._model_name], compat_vllm=len(self._prefixes) > 1)
 
     def _serving(self, prefix: str) -> Iterator[Metric]:
         model = [self._model_name]

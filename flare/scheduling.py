@@ -20,9 +20,16 @@ from flare.machines.waiting import WaitingQueue
 
 
 def make_scheduler(
-    policy: Policy, catalog: Sequence[GraphShape], *, slots: int, pages: PagePool, waiting: WaitingQueue
+    policy: Policy,
+    catalog: Sequence[GraphShape],
+    *,
+    slots: int,
+    pages: PagePool,
+    waiting: WaitingQueue,
+    device_allocates: bool = False,
+    keeps_prefixes: bool = False,
 ) -> Scheduler:
-    """A fresh scheduler of `slots` request slots under `policy` (docs/scheduling.md, "Policy")."""
+    """A fresh scheduler of `slots` request slots under `policy` (docs/scheduling.md, "Policy"); the rest as there."""
     return Scheduler(
         catalog,
         policy_row(policy),
@@ -32,6 +39,8 @@ def make_scheduler(
         durations=DurationTable(catalog, policy.estimate_ttl_ns),
         adaptation_ms=policy.adaptation_ms,
         adaptive_verification_alpha=policy.adaptive_verification_alpha,
+        device_allocates=device_allocates,
+        keeps_prefixes=keeps_prefixes,
     )
 
 

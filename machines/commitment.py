@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from .execution import Request
-from .graph import SNAPSHOT_KINDS, STAGE_KINDS, GraphKind, GraphShape
+from .graph import SNAPSHOT_KINDS, STAGE_KINDS, GraphKind, GraphShape, Source
 from .roster import Roster
 from .selection.view import LaneWork, Phase, Plan
 from .slot import FrameSlot, StageWork
@@ -40,8 +40,8 @@ def check_lanes(plan: Plan, roster: Roster, frames: Sequence[FrameSlot]) -> bool
         raise CommitRefused(f"{shape.name} cannot serve {len(lanes)} lanes")
     if len({work.slot for work in lanes}) != len(lanes):
         raise CommitRefused("a slot is served twice")
-    feedback, queued = False, queued_outputs(frames)
-    prompts = prompt_tokens = 0
+    feedback, queued = shape.source is Source.COPY, queued_outputs(frames)  # a copy goes on from what the host knows
+    prompts = prompt_tokens = targets = 0
     for work in lanes:
         request = roster.owner(work.slot, work.generation)
         if request is None or not (request.runnable or request.terminal):
@@ -55,9 +55,12 @@ def check_lanes(plan: Plan, roster: Roster, frames: Sequence[FrameSlot]) -> bool
             prompts, prompt_tokens = prompts + 1, prompt_tokens + work.tokens
         else:
             _check_decode(request, work, shape, queued)
+            targets += work.tokens
         feedback = feedback or request.spec.needs_feedback
     if prompt_tokens > shape.prefill_tokens or (shape.kind is GraphKind.MIXED and prompts > shape.prompt_rows):
         raise CommitRefused(f"{shape.name} cannot consume {prompt_tokens} tokens of {prompts} prompts")
+    if shape.packed_targets and targets > shape.packed_targets and not plan.allocates:
+        raise CommitRefused(f"{shape.name} cannot verify {targets} targets")
     return feedback
 
 
@@ -97,11 +100,16 @@ def _check_decode(request: Request, work: LaneWork, shape: GraphShape, queued: Q
     spec = request.spec
     assert request.handle is not None
     outputs, _ = queued.get(request.handle, (0, None))
-    reach = min(shape.width, spec.max_tokens - request.produced - outputs)
-    if shape.width > 1:
-        reach = min(reach, 1 + shape.draft_depth) if request.acceptance is not None else min(reach, 1)
+    reach = min(1 + _proposals(request, shape), shape.width, spec.max_tokens - request.produced - outputs)
     if not 0 < work.tokens <= reach or not work.emits:
         raise CommitRefused(f"slot {work.slot} has no output left for {work.tokens} targets: its reach is {reach}")
+
+
+def _proposals(request: Request, shape: GraphShape) -> int:
+    """How many there can be for a request."""
+    if request.beliefs is None:
+        return 0
+    return min(shape.draft_depth, request.offered) if shape.source is Source.COPY else shape.draft_depth
 
 
 def _check_prompt(request: Request, work: LaneWork, shape: GraphShape) -> None:

@@ -10,9 +10,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from .acceptance import observations
+from .beliefs import Population
 from .events import Deliver, Effect, RequestLost, Retired
 from .execution import Request
-from .graph import GraphKind
+from .graph import GraphKind, Source
 from .lifecycle import (
     Blocked,
     ChunkCommitted,
@@ -38,11 +39,12 @@ def advance(lane: Progress, commit: Commit, roster: Roster, now_ns: int, effects
         _finish_stage(request, commit.plan.shape.kind, roster, effects)
         return
     roster.waiting.serve(request.spec.client, lane.prompt_tokens, lane.output_tokens)
+    request.offered = 0  # what the host found to copy went on from where it stood
     assert request.handle is not None
     handle = request.handle
     if not lane.prompt_tokens:
         roster.move(request, TokensCommitted(lane.output_tokens), effects)
-        _learn(lane, roster)
+        _learn(lane, commit.plan.shape.source, roster.population)
     elif request.consumed + lane.prompt_tokens == request.spec.prompt_tokens:
         roster.move(request, PromptCommitted(lane.prompt_tokens, now_ns), effects)
     else:
@@ -88,9 +90,14 @@ def _retire(request: Request, roster: Roster, effects: list[Effect]) -> None:
     effects.append(Retired(request.id))
 
 
-def _learn(lane: Progress, roster: Roster) -> None:
-    """A round that offered proposals tells how many were accepted, of the request and of the source."""
-    if lane.targets > 1 and lane.request.acceptance is not None and roster.prior is not None:
-        seen = observations(lane.targets, lane.output_tokens, ended=lane.ended is not None)
-        lane.request.acceptance.observe(seen, lane.request.produced)
-        roster.prior.observe(seen)
+def _learn(lane: Progress, source: Source, population: Population) -> None:
+    """A round that offered proposals tells how many were accepted, and what the program expected."""
+    beliefs, tokens = lane.request.beliefs, lane.request.produced
+    if beliefs is None:
+        return
+    if lane.targets > 1:
+        ended = lane.ended is not None
+        seen = observations(lane.targets, lane.output_tokens, ended=ended, survival=lane.survival)
+        population.accept(beliefs, source, seen, tokens)
+    if lane.joint:
+        population.forecast(beliefs, lane.joint, tokens)

@@ -117,7 +117,8 @@ class WindowMoved(msgspec.Struct, frozen=True):
 
 
 class LedgerMoved(msgspec.Struct, frozen=True):
-    """A ledger changed its state; `credit_ns` is the execution that its credit pays for then (negative: owed)."""
+    """A ledger, `refresh` or `probe`, changed its state; `credit_ns` is the execution that its credit pays for then
+    (negative: owed)."""
 
     ledger: str
     before: str
@@ -139,7 +140,7 @@ class Dispatch(msgspec.Struct, frozen=True):
 
 class SubmitFrame(msgspec.Struct, frozen=True):
     """Hand this frame to the device. `participants` are those that its commit froze; `credit_ns` is the execution that
-    the refresh ledger's credit paid for at commit."""
+    credit paid for at commit: the probe ledger's if the plan is an acceptance probe, else the refresh ledger's."""
 
     fence: Fence
     plan: Plan
@@ -173,7 +174,9 @@ class RequestLost(msgspec.Struct, frozen=True):
 
 
 class FrameCounted(msgspec.Struct, frozen=True):
-    """A frame ended: what it was, how long it took, and the service that it gave (0 of a failed frame)."""
+    """A frame ended: what it was, how long it took, and the service that it gave (0 of a failed frame).
+
+    `rounds` has the target positions and output tokens of each lane that offered proposals."""
 
     fence: Fence
     shape: GraphShape
@@ -183,6 +186,7 @@ class FrameCounted(msgspec.Struct, frozen=True):
     prompt_tokens: int
     output_tokens: int
     error: str | None
+    rounds: tuple[tuple[int, int], ...] = ()
 
 
 Effect = (

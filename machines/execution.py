@@ -11,7 +11,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from dataclasses import dataclass, field
 
-from .acceptance import Acceptance
+from .beliefs import Beliefs
 from .graph import GraphKind
 from .ids import Fence, PageId, RequestHandle, RequestId, StateRow
 from .lifecycle import (
@@ -53,8 +53,9 @@ class Request:
     """The machine. Counters are of validated completions, never of queued work.
 
     `stages` are the operations before it can go on, in order. `bound`: a frame has carried the present generation's
-    binding. `offered` proposals can be copied for it now. `visible_at_ns` is the last visible output, or the start of
-    decoding before any; `terminal_at_ns` is when its output was found complete, or its preemption began.
+    binding. `beliefs`: None where nothing can be proposed; `offered` proposals can be copied for it now.
+    `visible_at_ns` is the last visible output, or the start of decoding before any; `terminal_at_ns` is when its output
+    was found complete, or its preemption began.
     """
 
     id: RequestId
@@ -74,7 +75,7 @@ class Request:
     last_fence: Fence = field(default_factory=lambda: Fence(0))
     end_reason: EndReason | None = None
     prices: ServicePrices = field(default_factory=ServicePrices)
-    acceptance: Acceptance | None = None
+    beliefs: Beliefs | None = None
     offered: int = 0
     _entry: tuple[GraphKind, ...] = ()
     """What its execution begins with: initialization and restored prefix, or a resume."""
@@ -214,7 +215,7 @@ class Request:
         if resumes:
             self._entry = (GraphKind.RESUME,)
             return self._due()
-        self.state_row, self.acceptance = event.state_row, event.acceptance
+        self.state_row, self.beliefs = event.state_row, event.beliefs
         spec = self.spec
         self.windows = Windows(spec.windows_left)
         initialize = (GraphKind.INITIALIZE,) if spec.initialize else ()

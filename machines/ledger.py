@@ -1,8 +1,8 @@
 """Exploration credit: ordinary service earns it, and an episode of exploration pays with it.
 
-Owns the credit of one purpose as a typed state machine (docs/scheduling.md, "Timing refresh"). Does not own what an
-episode runs. Surprising rule: credit is a whole number, `earn` for each nanosecond earned and `pay` for each
-nanosecond paid, so that "full" is exact.
+Owns the credit of one purpose as a typed state machine (docs/scheduling.md, "Timing refresh" and "Acceptance probes").
+Does not own what an episode runs. Surprising rule: credit is a whole number, `earn` for each nanosecond earned and
+`pay` for each nanosecond paid, so that "full" is exact.
 """
 
 from __future__ import annotations
@@ -86,6 +86,9 @@ class Terms(NamedTuple):
 
 REFRESH = Terms(2, 998, 998 * 5_000_000)
 """Timing refresh: a share of 0.002 of the time, up to 5 ms at once."""
+
+PROBE = Terms(1, 99, 99 * 5_000_000)
+"""Acceptance probes: a share of 0.01, up to 5 ms at once."""
 
 
 class LedgerStep(msgspec.Struct, frozen=True):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import msgspec
 
-from .acceptance import Acceptance
+from .beliefs import Beliefs
 from .graph import GraphKind
 from .ids import Fence, PageId, RequestHandle, StateRow
 from .request import EndReason
@@ -38,7 +38,7 @@ class Admitted(msgspec.Struct, frozen=True):
     handle: RequestHandle
     pages: tuple[PageId, ...]
     state_row: StateRow | None = None
-    acceptance: Acceptance | None = None
+    beliefs: Beliefs | None = None
 
 
 class Dispatched(msgspec.Struct, frozen=True):

@@ -7,7 +7,7 @@ with each owner, and also where one owner's saved state is bound anew.
 
 from __future__ import annotations
 
-from .acceptance import Acceptance, Prior
+from .beliefs import Population
 from .events import Effect, RequestMoved, Retired, WindowMoved
 from .execution import Request
 from .ids import Fence, RequestHandle, RequestId
@@ -35,8 +35,8 @@ from .windows import WindowState
 
 
 class Roster:
-    """`retires`: an ended request goes through a snapshot before its resources are free. `prior` is None where nothing
-    is proposed; `exponent` is the policy's, for scores."""
+    """`retires`: an ended request goes through a snapshot before its resources are free. `population` says what
+    newcomers' proposals may come to."""
 
     def __init__(
         self,
@@ -46,20 +46,18 @@ class Roster:
         waiting: WaitingQueue,
         *,
         retires: bool,
-        prior: Prior | None,
-        exponent: float,
+        population: Population,
     ) -> None:
         self.pages = pages
         self.state_rows = state_rows
         self.waiting = waiting
         self.retires = retires
-        self.prior = prior
+        self.population = population
         self.requests: dict[RequestId, Request] = {}
         self.slots: list[Request | None] = [None] * slots
         self.completed = Fence(0)
         """The last frame that completed; frames complete in order."""
         self._generations = [0] * slots
-        self._exponent = exponent
 
     @property
     def residents(self) -> list[Request]:
@@ -115,10 +113,10 @@ class Roster:
         slot = self.slots.index(None)
         self.slots[slot] = request
         row = self.state_rows.allocate(request.id) if first and spec.needs_state_row else None
-        acceptance = None
-        if first and self.prior is not None and not spec.needs_feedback:  # what only the host knows cannot be proposed
-            acceptance = Acceptance(self.prior, self._exponent)
-        self.move(request, Admitted(self._fresh(slot), pages, row, acceptance), effects)
+        beliefs = None
+        if first and self.population and not spec.needs_feedback:  # what only the host knows cannot be proposed
+            beliefs = self.population.fresh()
+        self.move(request, Admitted(self._fresh(slot), pages, row, beliefs), effects)
         if first and request.stages:
             self.move(request, Blocked(), effects)
         return True

@@ -1,6 +1,6 @@
 """The scheduler: routes events to the machines and keeps the rules that hold between them.
 
-Owns the two frame slots, the refresh ledger, and the order of things at arrival, cancellation, commit and completion.
+Owns the two frame slots and the order of things at arrival, cancellation, commit and completion.
 Does not decide (the selector does), nor publish, nor read a clock. Surprising rule: a completion is validated lane by
 lane before anything changes; one malformed lane fails its whole frame.
 """
@@ -14,9 +14,9 @@ import msgspec
 
 from flare.config.schema import REQUEST_SLOTS_MAX
 
-from .acceptance import Prior
 from .accounting import Accounting
 from .admission import check_admissible
+from .beliefs import Population
 from .commitment import CommitRefused, check_lanes, stage_work
 from .completion import advance, fail
 from .durations import DurationTable
@@ -30,16 +30,16 @@ from .events import (
     Event,
     FrameCounted,
     HostStop,
-    LedgerMoved,
     PreemptRequest,
     Published,
     SlotMoved,
     SubmitFrame,
 )
 from .execution import Request
-from .graph import QUEUEABLE_KINDS, STAGE_KINDS, GraphKind, GraphShape
+from .graph import QUEUEABLE_KINDS, STAGE_KINDS, GraphKind, GraphShape, Source
+from .host_gap import HostGap
 from .ids import Fence, RequestId
-from .ledger import REFRESH, Ledger, LedgerStep
+from .ledgers import Ledgers
 from .lifecycle import Dispatched
 from .pages import PagePool
 from .request import EndReason
@@ -62,7 +62,8 @@ class Scheduler:
 
     `slots` is the number of request slots (1 to `REQUEST_SLOTS_MAX`), `catalog` the prepared graphs, `state_rows` the
     private rows that the device has for saved states. `adaptive_verification_alpha` is the exponent on survival in the
-    scores of speculative rounds.
+    scores of speculative rounds. `device_allocates`: ragged programs that draft share out their target rows themselves,
+    but not with `keeps_prefixes`: then rounds offer all that their requests' limits allow, and none probes for more.
     """
 
     def __init__(
@@ -77,6 +78,8 @@ class Scheduler:
         adaptation_ms: float,
         state_rows: int = 0,
         adaptive_verification_alpha: float = 1.0,
+        device_allocates: bool = False,
+        keeps_prefixes: bool = False,
     ) -> None:
         if not 1 <= slots <= REQUEST_SLOTS_MAX:
             raise ValueError(f"slots must be from 1 to {REQUEST_SLOTS_MAX}")
@@ -86,9 +89,12 @@ class Scheduler:
         self.waiting = waiting
         self.durations = durations
         self.accounting = Accounting(adaptation_ms, policy.newcomer_share)
-        self.ledger = Ledger(REFRESH)
+        self.device_allocates = device_allocates and not keeps_prefixes
+        self.keeps_prefixes = keeps_prefixes
+        population = Population(self.catalog, adaptive_verification_alpha)
+        self.ledgers = Ledgers(probes=bool(population) and not keeps_prefixes)
         self.frames = tuple(FrameSlot(index) for index in range(FRAME_SLOTS))
-        depth = max((shape.draft_depth for shape in self.catalog), default=0)
+        self.host_gap = HostGap()
         self._kinds = frozenset(shape.kind for shape in self.catalog)
         self._roster = Roster(
             slots,
@@ -96,8 +102,7 @@ class Scheduler:
             StateRows(state_rows),
             waiting,
             retires=GraphKind.TERMINAL_SNAPSHOT in self._kinds,
-            prior=Prior(depth) if depth else None,
-            exponent=adaptive_verification_alpha,
+            population=population,
         )
         self._order: list[FrameSlot] = []
         self._newcomers: list[Request] = []
@@ -194,7 +199,11 @@ class Scheduler:
             free_pages=self.pages.free,
             queued_requests=self.waiting.requests,
             queued_tokens=self.waiting.tokens,
-            refresh_funded=self.ledger.funded,
+            refresh_funded=self.ledgers.funded(Reason.TIMING_REFRESH),
+            probe_funded=self.ledgers.funded(Reason.ACCEPTANCE_PROBE),
+            device_allocates=self.device_allocates,
+            keeps_prefixes=self.keeps_prefixes,
+            host_gap_ms=self.host_gap.ms,
         )
 
     # Events
@@ -232,7 +241,7 @@ class Scheduler:
                     self._roster.preempt(known, now_ns, effects)
         self._admit(now_ns, effects)
         if not self._order and not self.has_runnable:
-            self._move_ledger(self.ledger.rest(), effects)
+            self.ledgers.rest(effects)
         return effects
 
     def _admit(self, now_ns: int, effects: list[Effect]) -> None:
@@ -269,9 +278,8 @@ class Scheduler:
         self._move_slot(frame, Submit(now_ns, start_ns + plan.duration_ns, isolated=not self._order), effects)
         self._order.append(frame)
         self.durations.attempt(plan.shape, now_ns)
-        credit_ns = self.ledger.credit_ns
-        if plan.reason is Reason.TIMING_REFRESH:
-            self._move_ledger(self.ledger.open(), effects)
+        credit_ns = self.ledgers.credit_ns(plan.reason)
+        self.ledgers.open(plan.reason, effects)
         effects.append(SubmitFrame(fence, plan, dispatches, commit.participants, credit_ns))
         return effects
 
@@ -306,8 +314,13 @@ class Scheduler:
         if plan.shape not in self.catalog:
             raise CommitRefused(f"{plan.shape.name} is not prepared")
         row = self.durations.row(plan.shape, now_ns)
-        if plan.reason is Reason.TIMING_REFRESH and not (row.stale and self.ledger.funded):
+        if plan.reason is Reason.TIMING_REFRESH and not (row.stale and self.ledgers.funded(plan.reason)):
             raise CommitRefused(f"a refresh of {plan.shape.name} is not due, or not paid for")
+        if plan.reason is Reason.ACCEPTANCE_PROBE and not self.ledgers.funded(plan.reason):
+            raise CommitRefused(f"a probe with {plan.shape.name} is not paid for")
+        drafts_ragged = plan.shape.ragged and plan.shape.source is Source.DRAFT
+        if plan.allocates and not (self.device_allocates and drafts_ragged):
+            raise CommitRefused(f"{plan.shape.name} does not allocate its rows")
         alone = check_lanes(plan, self._roster, self._order) or row.runs_alone
         if alone and self._order:
             raise CommitRefused("the plan needs completion feedback, and a frame is in flight")
@@ -342,17 +355,18 @@ class Scheduler:
     def _account(
         self, frame: FrameSlot, progress: Sequence[Progress], error: str | None, effects: list[Effect]
     ) -> None:
-        """Count an executed frame, and let the ledger earn from it or pay for it."""
+        """Count an executed frame, and let the ledgers earn from it or pay for it."""
         commit, submit, execute = frame.commit, frame.submit, frame.execute
         assert commit is not None and submit is not None and execute is not None
         plan, device_ns, wall_ns = commit.plan, execute.device_ns, execute.at_ns - submit.at_ns
-        if plan.reason is Reason.TIMING_REFRESH:
-            self._move_ledger(self.ledger.close(device_ns if device_ns > 0 else max(1, wall_ns)), effects)
-        elif plan.reason is Reason.ORDINARY and error is None and frame.interval_ns > 0:
-            self._move_ledger(self.ledger.earn(frame.interval_ns), effects)
+        self.host_gap.observe(submit, execute)
+        self.ledgers.account(plan.reason, frame, failed=error is not None, effects=effects)
         prompt = sum(lane.prompt_tokens for lane in progress)
         output = sum(lane.output_tokens for lane in progress)
-        effects.append(FrameCounted(commit.fence, plan.shape, plan.reason, device_ns, wall_ns, prompt, output, error))
+        rounds = tuple([(lane.targets, lane.output_tokens) for lane in progress if lane.targets > 1])
+        effects.append(
+            FrameCounted(commit.fence, plan.shape, plan.reason, device_ns, wall_ns, prompt, output, error, rounds)
+        )
 
     def _reanchor(self, now_ns: int) -> None:
         """The next frame began when this one ended: its expected finish follows from now."""
@@ -371,17 +385,12 @@ class Scheduler:
             fence = frame.commit.fence
         effects.append(SlotMoved(frame.index, fence, step.before.value, step.after.value, type(event).__name__))
 
-    def _move_ledger(self, step: LedgerStep, effects: list[Effect]) -> None:
-        if step.before is not step.after:
-            credit_ns = self.ledger.credit_ns
-            effects.append(LedgerMoved("refresh", step.before.value, step.after.value, step.cause, credit_ns))
-
     def check(self) -> None:
         """Raise AssertionError if an invariant between the machines is broken. For tests."""
         for frame in self.frames:
             frame.check()
         self._roster.check()
-        self.ledger.check()
+        self.ledgers.check()
         assert len(self._order) <= FRAME_SLOTS
         if len(self._order) == FRAME_SLOTS:
             assert all(f.commit is not None and f.commit.plan.shape.kind in QUEUEABLE_KINDS for f in self._order)

@@ -8,27 +8,32 @@ was queued; a request that has ended or was cancelled since is not looked at any
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import zip_longest
+from itertools import pairwise, zip_longest
 
 import msgspec
 
 from .events import CompleteFrame, CompletionRecord
 from .execution import Request
-from .graph import GraphKind
+from .graph import GraphKind, GraphShape, Source
 from .request import EndReason
-from .selection.view import LaneWork
+from .selection.view import LaneWork, Plan
 from .slot import Commit, StageWork
 
 
 class Progress(msgspec.Struct, frozen=True):
-    """Validated work of one lane: tokens, or (`stage`) an operation on its state. `targets` is how many positions a
-    decode lane verified."""
+    """Validated work of one lane: tokens, or (`stage`) an operation on its state.
+
+    `targets` is how many positions a decode lane verified; `joint` has the probabilities that the program gave to the
+    prefixes below the lane's ceiling, and `survival` those of what was verified, where it knows them.
+    """
 
     request: Request
     prompt_tokens: int
     output_tokens: int
     ended: EndReason | None
     targets: int = 0
+    joint: tuple[float, ...] = ()
+    survival: tuple[float, ...] | None = None
     stage: StageWork | None = None
 
 
@@ -51,10 +56,13 @@ def validate(
         if stage is not None:
             lane = _stage(plan.shape.kind, stage, request, record)
         else:
-            lane = _prompt(work, request, record) if request.prefills else _decode(work, request, record)
+            lane = _prompt(work, request, record) if request.prefills else _decode(plan, work, request, record)
         if isinstance(lane, str):
             return (), f"malformed completion: slot {work.slot} {lane}"
         progress.append(lane)
+    targets, packed = sum([lane.targets for lane in progress]), plan.shape.packed_targets
+    if packed and targets > packed:
+        return (), f"malformed completion: it verified {targets} targets in {packed} rows"
     return tuple(progress), None
 
 
@@ -74,13 +82,59 @@ def _prompt(work: LaneWork, request: Request, record: CompletionRecord) -> Progr
     return _wrong_end(request, output, record) or Progress(request, work.tokens, output, record.ended)
 
 
-def _decode(work: LaneWork, request: Request, record: CompletionRecord) -> Progress | str:
-    served = record.committed - request.committed
-    if not 1 <= served <= work.tokens:
-        return f"committed {served} tokens instead of {'1' if work.tokens == 1 else f'1 to {work.tokens}'}"
+def _decode(plan: Plan, work: LaneWork, request: Request, record: CompletionRecord) -> Progress | str:
+    served, targets = record.committed - request.committed, record.verified or work.tokens
+    if not 1 <= targets <= work.tokens:
+        return f"verified {targets} targets instead of {_up_to(work.tokens)}"
+    if not 1 <= served <= targets:
+        return f"committed {served} tokens instead of {_up_to(targets)}"
     if request.produced + served > request.spec.max_tokens:
         return f"committed {served} tokens, beyond its limit"
-    return _wrong_end(request, served, record) or Progress(request, 0, served, record.ended, work.tokens)
+    wrong = _wrong_end(request, served, record) or _wrong_confidence(plan, record) or _wrong_survival(targets, record)
+    if wrong is not None:
+        return wrong
+    joint = () if record.confidence is None else record.confidence[1][: work.tokens - 1]
+    return Progress(request, 0, served, record.ended, targets, joint, record.survival)
+
+
+def _up_to(most: int) -> str:
+    return "1" if most == 1 else f"1 to {most}"
+
+
+def _wrong_confidence(plan: Plan, record: CompletionRecord) -> str | None:
+    if record.confidence is None:
+        return "has no confidence, by which rows are allocated" if plan.allocates else None
+    if not _drafts(plan.shape):
+        return "has confidence in proposals that the program did not make"
+    depth, planes = plan.shape.draft_depth, record.confidence
+    if [len(plane) for plane in planes] != [depth, depth]:
+        return f"has confidence in other than {depth} proposals"
+    if not all(_probable(plane) for plane in planes) or _rises(planes[1]):
+        return "has confidence that is no probability, or a longer prefix that is likelier"
+    return None
+
+
+def _wrong_survival(targets: int, record: CompletionRecord) -> str | None:
+    if record.survival is None:
+        return None
+    count, offered = len(record.survival), targets - 1
+    if count > offered or (count < offered and record.ended is None):
+        return f"has survival of {count} prefixes instead of {offered}"
+    if not _probable(record.survival) or _rises(record.survival):
+        return "has survival that is no probability, or a longer prefix that is likelier"
+    return None
+
+
+def _drafts(shape: GraphShape) -> bool:
+    return shape.draft_depth > 0 and shape.source is Source.DRAFT
+
+
+def _probable(values: Sequence[float]) -> bool:
+    return all(0.0 <= value <= 1.0 for value in values)  # not of NaN
+
+
+def _rises(values: Sequence[float]) -> bool:
+    return any(after > before for before, after in pairwise(values))
 
 
 def _wrong_end(request: Request, output: int, record: CompletionRecord) -> str | None:

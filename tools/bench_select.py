@@ -14,6 +14,7 @@ from functools import partial
 from typing import TypeVar
 
 import msgspec
+from msgspec.structs import replace
 
 from flare.config.loader import load_policy
 from flare.machines.durations import DurationTable
@@ -135,6 +136,21 @@ def _full(policy: PolicyRow) -> View:
     return _view(_all_kinds(), requests, policy)
 
 
+def _speculating(*, ragged: bool) -> View:
+    """64 decoding requests and rounds of up to eight targets: rectangular ones with a probe funded, or also some with
+    half of the target rows, which the device shares out."""
+    requests = [
+        replace(row, optimistic=(0.9,) * 5, weights=(8.0,) * 5)
+        for row in [_request(slot, Phase.DECODE) for slot in range(64)]
+    ]
+    shapes = [rectangular(GraphKind.SPECULATIVE, b, w) for b in _DOUBLED for w in (1, 2, 4, 8)]
+    if ragged:
+        shapes += [replace(s, packed_targets=s.packed_targets // 2) for s in shapes if s.width > 2]
+    graphs = tuple([_graph(s, 6_000_000 + 150_000 * s.packed_targets) for s in shapes])
+    view = _view(graphs, requests, PolicyRow(64.0, 16.0, 4.0, 0.1, 8.0))
+    return replace(view, device_allocates=ragged, probe_funded=not ragged)
+
+
 def _report(name: str, times_us: list[float]) -> None:
     times_us.sort()
     most = times_us[len(times_us) * 99 // 100]
@@ -219,6 +235,8 @@ def main() -> None:
         ("24 + 8 + 2 terminal + 30 blocked, 150 graphs", full),
         ("the same, first outputs priced", waiting),
         ("the same, interactive policy", people),
+        ("64 decoding, 28 rounds, a probe funded", _speculating(ragged=False)),
+        ("64 decoding, 28 rounds and 14 ragged ones", _speculating(ragged=True)),
     ):
         compiled = Compiled.of([row.shape for row in view.graphs])
         _measure(f"select: {name}", partial(select, view, compiled), rounds)

@@ -74,6 +74,8 @@ class Reporter:
             self.metrics.frame_completed(
                 _EXECUTIONS[frame.reason], name, frame.device_ns, frame.prompt_tokens, frame.output_tokens
             )
+            if frame.rounds:
+                self.metrics.speculative.program(frame.shape.source, frame.rounds)
             self.metrics.graph_estimated(name, self._durations.row(frame.shape, now_ns).duration_ns)
         if self._trace is not None:
             committed = frame.prompt_tokens + frame.output_tokens

@@ -214,19 +214,20 @@ class CpuDevice:
             shape.packed_targets if frame.allocates else 0,
             self._rejects,
         )
-        confidence = self.program.buffers.confidence.numpy().copy() if depth else None
+        confidence = self.program.buffers.confidence.numpy()[:, :, :depth].copy() if depth else None
         results = self._io.read(frame, survival=self._rejects)
         return Completion(frame.fence, device_ns, results, confidence=confidence)
 
     def _warm(self, shape: GraphShape) -> None:
         """Run a graph on rows and pages that nobody owns yet; page 0 stands for all.
 
-        At its full extent, but for a mixed one: its rows go through nothing that prefill and decode have left cold, and
-        there are many mixed graphs.
+        At its full extent, but for mixed and wide ones: their rows go through nothing that prefill, decode and one lane
+        of proposals have left cold, and there are many of them.
         """
         table = (PageId(0),) * -(-self._max_model_len // PAGE_TOKENS)
         binding = Binding(table, Sampling(temperature=0.0), (), shape.width + 2)
-        handles = [RequestHandle(slot, -2) for slot in range(min(shape.batch, self._request_slots))]
+        lanes_max = shape.batch if shape.width == 1 else 1
+        handles = [RequestHandle(slot, -2) for slot in range(min(lanes_max, self._request_slots))]
         prompts = min(prompt_lanes(shape), len(handles), shape.prefill_tokens)
         tokens = MIXED_WARM_TOKENS if shape.kind is GraphKind.MIXED else shape.prefill_tokens
         each = min(tokens // prompts, self._max_model_len) if prompts else 0

@@ -65,7 +65,7 @@ class Board(NamedTuple):
             compiled = Compiled.of([row.shape for row in view.graphs])
         if len(compiled.shapes) != len(view.graphs):
             raise ValueError(f"a catalog of {len(compiled.shapes)} graphs for a view of {len(view.graphs)}")
-        times = Times.of(compiled, view.graphs)
+        times = Times.of(compiled, view.graphs, view.host_gap_ms)
         # Ready ones first, blocked ones second.
         decoding: tuple[list[RequestRow], list[RequestRow]] = ([], [])
         prompting: tuple[list[RequestRow], list[RequestRow]] = ([], [])
@@ -84,7 +84,7 @@ class Board(NamedTuple):
                 if row.position < row.boundary:
                     (prompting if phase is PREFILL else scoring)[1 if row.stages else 0].append(row)
         scaled = Scaled.of(view, len(view.requests) - len(terminals))
-        streams = streams_of(compiled.widths, times.rounds, scaled, *decoding)
+        streams = streams_of(compiled, times.rounds, scaled, *decoding)
         prompts = prompts_of(compiled.capacities, times.prompts, scaled, waiting, *prompting)
         scored = prompts_of(compiled.capacities, times.scored, scaled, waiting, *scoring)
         age_bearing, ready = len(streams.rows) + len(terminals), streams.ready
@@ -93,7 +93,7 @@ class Board(NamedTuple):
         service, age_ms = streams.service[:, :ready], streams.age_ms[:ready]
         best = rank(service, np.full(ready, urgency), age_ms)
         gaps = Gaps.of(scaled, sigma_ms, age_bearing, streams.age_ms)
-        gap_cost = None if gaps is None else gaps.cost(times.ms)
+        gap_cost = None if gaps is None else gaps.cost(times.spent_ms)
         if gap_cost is not None and not times.known:
             gap_cost[times.ms == 0.0] = 0.0
         return Board(

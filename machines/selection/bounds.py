@@ -81,11 +81,11 @@ class Bounds(NamedTuple):
         board, sequels = blocked.board, blocked.board.compiled.sequels
         part, ready = _part(board, [one.before for one, _ in parts]), board.best if aged else board.plain
         firsts = [(one, graph) for one, graphs in parts for graph in graphs]
-        first_ms = board.times.ms.take([graph for _, graph in firsts])[:, None]
-        following_ms = board.times.ms.take(sequels.index[part])
+        first_ms = board.times.spent_ms.take([graph for _, graph in firsts])[:, None]
+        following_ms = board.times.spent_ms.take(sequels.index[part])
         horizon_ms = first_ms + following_ms
         lanes = np.minimum(sequels.rooms[part], board.streams.ready)
-        beside = (ready.service + ready.aged).take(sequels.width_at[part] * ready.service.shape[1] + lanes)
+        beside = (ready.service + ready.aged).take(sequels.offer_at[part] * ready.service.shape[1] + lanes)
         base, slope = _prompts(board, [one.before for one, _ in parts], part, aged=aged)
         counts, start = [len(graphs) for _, graphs in parts], 0
         base = np.repeat(base + beside, counts, axis=0)
@@ -116,7 +116,7 @@ def _first_graphs(blocked: Blocked, kind: GraphKind, *, fastest: bool) -> list[i
     graphs = [place for place, batch in zip(shapes.index.tolist(), below, strict=True) if batch < count]
     if not fastest or before.streams or blocked.retiring(kind):
         return graphs
-    times = board.times.ms.take(graphs).tolist()
+    times = board.times.spent_ms.take(graphs).tolist()
     least_ms = min([ms for ms in times if ms > 0.0], default=0.0)
     return [place for place, ms in zip(graphs, times, strict=True) if ms == least_ms]
 
@@ -148,7 +148,7 @@ def _add_newly(
     """Add to `base` and `slope` [f, s] as many newly ready streams as fit."""
     sequels, count = board.compiled.sequels, len(one.before.streams)
     lanes = np.minimum(_batches(board, graphs) - sequels.enabled[part], np.minimum(sequels.rooms[part], count))
-    base += (one.newly.service + one.newly.aged).take(sequels.width_at[part] * (count + 1) + lanes)
+    base += (one.newly.service + one.newly.aged).take(sequels.offer_at[part] * (count + 1) + lanes)
     slope += one.newly.urgency[0].take(lanes)
 
 
@@ -158,7 +158,7 @@ def _retired(board: Board, terminals: Ranking, graphs: Sequence[int], horizon_ms
     worth = (terminals.service + terminals.aged).take(counts)
     if not aged:
         return worth
-    first_ms = board.times.ms.take(graphs)[:, None]
+    first_ms = board.times.spent_ms.take(graphs)[:, None]
     worth += terminals.urgency.take(counts) * first_ms
     return worth + counts * ((horizon_ms * horizon_ms - first_ms * first_ms) * (0.5 * board.scaled.terminal_age_price))
 

@@ -89,7 +89,7 @@ def _stream_chains(board: Board, times: StageTimes) -> list[_Part]:
     places = [place for place in range(streams.ready, len(streams.rows)) if len(streams.rows[place].stages) > 1]
     if not places or not len(shapes):
         return []
-    inferences = _inference(streams.service.T[places].take(shapes.width_at, axis=1), board.times.ms[shapes.index])
+    inferences = _inference(streams.service.T[places].take(shapes.offer_at, axis=1), board.times.ms[shapes.index])
     price = board.scaled.decode_age_price
     found = []
     for place, (value, round_ms) in zip(places, inferences, strict=True):

@@ -31,15 +31,15 @@ class Ranking(NamedTuple):
 def rank(service: Floats, urgency: Floats, age_ms: Floats, horizon_ms: float = 0.0) -> Ranking:
     """Order lanes by `service + urgency * (age + horizon)`; equals keep their order.
 
-    `service` [w, m] is the priced service of each lane at each width, `urgency` [m] is c * sigma, `age_ms` [m] the wait
+    `service` [w, m] is the priced service of each lane at each offer, `urgency` [m] is c * sigma, `age_ms` [m] the wait
     at the start. Where all urgencies are equal, the order is that of every horizon.
     """
     aged = urgency * age_ms
     worth = service + (aged + urgency * horizon_ms if horizon_ms else aged)
     order = (-worth).argsort(axis=1, kind="stable")
-    widths, lanes = service.shape
-    sums = np.zeros((3, widths, lanes + 1))
-    sums[0, :, 1:] = service.take(order + np.arange(widths)[:, None] * lanes)
+    offers, lanes = service.shape
+    sums = np.zeros((3, offers, lanes + 1))
+    sums[0, :, 1:] = service.take(order + np.arange(offers)[:, None] * lanes)
     sums[1, :, 1:] = aged.take(order)
     sums[2, :, 1:] = urgency.take(order)
     # Cumulative sums add from the first lane on, the same on every machine.

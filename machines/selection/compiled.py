@@ -11,11 +11,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from itertools import accumulate, chain
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..graph import PROMPT_KINDS, SNAPSHOT_KINDS, STAGE_KINDS, GraphKind, GraphShape
+from ..graph import PROMPT_KINDS, SNAPSHOT_KINDS, STAGE_KINDS, GraphKind, GraphShape, Source
 
 Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
@@ -26,13 +27,34 @@ UNBOUNDED = 1 << 62
 """A prompt capacity that no graph has, and more streams than there can be."""
 
 
+class Offer(NamedTuple):
+    """What a program offers each decoding row: `depth` proposals at most, of the host's if `copied`.
+
+    Programs of the same offer are worth the same to a row. No row of a program can use more than min(W - 1, D)
+    proposals, nor more target rows than there are; one without proposals is the same whatever its source.
+    """
+
+    copied: bool
+    depth: int
+
+    @staticmethod
+    def of(shape: GraphShape) -> Offer:
+        """The offer of a shape that gives output; of any other, that of no proposals."""
+        depth = min(shape.width - 1, shape.draft_depth, shape.packed_targets - 1)
+        return Offer(shape.source is Source.COPY, depth) if depth > 0 else NO_PROPOSALS
+
+
+NO_PROPOSALS = Offer(False, 0)
+
+
 @dataclass(frozen=True, slots=True)
 class Larger:
     """Pairs of places [e] in one group of shapes: `shape` is at least `than` in every capacity and larger in one.
 
-    Both have the same kind, D, W and upkeep of the draft's context. `shape` rises; each of its values, `heads`, begins
-    at one of `starts`. `most` [q, e] is the number of ready streams up to which the smaller shape has room for
-    q + 1 prompt rows and for as many streams beside them as the larger one; -1 if it has none for the prompts.
+    Both are rectangular and have the same kind, source, D, W and upkeep of the draft's context. `shape` rises; each of
+    its values, `heads`, begins at one of `starts`. `most` [q, e] is the number of ready streams up to which the smaller
+    shape has room for q + 1 prompt rows and for as many streams beside them as the larger one; -1 if it has none for
+    the prompts.
     """
 
     shape: NDArray[np.intp]
@@ -47,11 +69,11 @@ class Shapes:
     """A group of prepared shapes; arrays are [g].
 
     `index` is the place in the view's graphs, `kind_at` that of the kind in `KINDS`. `rows` are the rows that may
-    consume a prompt, 0 if none; `beside` [q, g] those that q + 1 prompt rows leave for streams. `width_at` is the place
-    of W in `Compiled.widths`, `capacity_at` that of `prefill_tokens` in `Compiled.capacities`. `below` is the place of
-    the next smaller capacity that is equal in all else, -1 if there is none. `larger` has all pairs of larger and
-    smaller shapes, `next_larger` those with nothing in between. `batch_below` is the greatest batch of any smaller
-    shape, 0 if there is none.
+    consume a prompt, 0 if none; `beside` [q, g] those that q + 1 prompt rows leave for streams. `offer_at` is the place
+    in `Compiled.offers`, `capacity_at` that of `prefill_tokens` in `Compiled.capacities`. `below` is the place of the
+    next smaller capacity that is equal in all else, -1 if there is none. `larger` has all pairs of larger and smaller
+    shapes, `next_larger` those with nothing in between. `batch_below` is the greatest batch of any smaller shape, 0 if
+    there is none. Ragged programs have no part in these.
     """
 
     index: NDArray[np.intp]
@@ -61,7 +83,7 @@ class Shapes:
     prefill_tokens: Ints
     rows: Ints
     beside: Ints
-    width_at: NDArray[np.intp]
+    offer_at: NDArray[np.intp]
     capacity_at: NDArray[np.intp]
     mixed: Bools
     below: NDArray[np.intp]
@@ -103,15 +125,17 @@ class Sequels:
     index: NDArray[np.intp]
     rooms: Ints
     enabled: Ints
-    width_at: NDArray[np.intp]
+    offer_at: NDArray[np.intp]
     capacity_at: NDArray[np.intp]
     batch_below: Ints
 
     @staticmethod
     def of(rounds: Shapes, prompts: Shapes, scored: Shapes) -> Sequels:
-        """The sequels of a catalog. A round with a smaller one of its batch never has a cohort of its own."""
+        """The sequels of a catalog, no ragged ones. A round with a smaller one of its batch never has a cohort of its
+        own."""
         beside = np.where(prompts.mixed, prompts.batch - 1, 0)
-        own, mixed = np.flatnonzero(rounds.batch > rounds.batch_below), np.flatnonzero(prompts.mixed)
+        ragged = np.array([shape.ragged for shape in rounds.shapes], np.bool_)
+        own, mixed = np.flatnonzero((rounds.batch > rounds.batch_below) & ~ragged), np.flatnonzero(prompts.mixed)
         parts = (
             (rounds, own, rounds.batch[own], rounds.batch_below[own]),
             (prompts, mixed, beside[mixed], np.zeros(len(mixed), np.int64)),
@@ -127,7 +151,7 @@ class Sequels:
             np.concatenate([group.index[places] for group, places, _, _ in parts]),
             np.concatenate([rooms for _, _, rooms, _ in parts]),
             (companion >= Companion.PROMPT).astype(np.int64),
-            np.concatenate([group.width_at[places] for group, places, _, _ in parts]),
+            np.concatenate([group.offer_at[places] for group, places, _, _ in parts]),
             np.concatenate([group.capacity_at[places] for group, places, _, _ in parts]),
             np.concatenate([below for _, _, _, below in parts]),
         )
@@ -135,21 +159,28 @@ class Sequels:
 
 @dataclass(frozen=True, slots=True)
 class Compiled:
-    """A catalog, compiled once. `widths` and `capacities` are distinct and rising; the last capacity is beyond every
+    """A catalog, compiled once. `offers` and `capacities` are distinct and rising. The first offer is none, and the
+    copied ones come last: `depths` are those of the others, `copied_depths` theirs. The last capacity is beyond every
     prompt and no graph's: it stands for all that a row can consume.
 
-    `rounds` give output to decoding rows alone: decode, speculative and mixed graphs. `prompts` consume prompts:
-    prefill and mixed; `scored` those that are scored. `stages` move state; `sequels` may follow a prerequisite. `kinds`
-    has the shapes of every kind. `alike` are places in the durations of all graphs, and at the end in one that never
-    comes: the rounds of each width, then the prompts and the scored ones of each capacity; each begins at one
-    of `alike_first`.
+    `rounds` give output to decoding rows alone: decode, speculative and mixed graphs. Of those `shared` has the place
+    of every ragged one and of every one that a ragged one may make redundant, with the places of what is smaller than
+    it; `fewer_copies` those of copies, with the shapes of no more rows that are supplied with fewer proposals or none.
+    `prompts` consume prompts: prefill and mixed; `scored` those that are scored. `stages` move state; `sequels` may
+    follow a prerequisite. `kinds` has the shapes of every kind. `alike` are places in the durations of all graphs, and
+    at the end in one that never comes: the rounds of each offer, then the prompts and the scored ones of each capacity;
+    each begins at one of `alike_first`.
     """
 
     shapes: tuple[GraphShape, ...]
-    widths: Ints
+    offers: tuple[Offer, ...]
+    depths: Ints
+    copied_depths: Ints
     capacities: Ints
     kinds: dict[GraphKind, Shapes]
     rounds: Shapes
+    shared: dict[int, tuple[int, ...]]
+    fewer_copies: dict[int, tuple[GraphShape, ...]]
     prompts: Shapes
     scored: Shapes
     stages: Shapes
@@ -162,29 +193,33 @@ class Compiled:
     def of(shapes: Sequence[GraphShape]) -> Compiled:
         """Compile the shapes of a view's graphs, in their order.
 
-        Raises ValueError for a ragged program (P < B * W): no rule here shares its target rows out.
+        Raises ValueError for a ragged mixed program: no rule here shares target rows out beside a prompt.
         """
         for shape in shapes:
-            if shape.packed_targets and shape.packed_targets != shape.batch * shape.width:
-                raise ValueError(f"{shape.name}: only rectangular programs can be selected")
-        widths = tuple(sorted({shape.width for shape in shapes} | {1}))
+            if shape.ragged and shape.kind is GraphKind.MIXED:
+                raise ValueError(f"{shape.name}: a mixed program must have rows of one width")
+        offers = tuple(sorted({Offer.of(shape) for shape in shapes} | {NO_PROPOSALS}))
         capacities = (*sorted({shape.prefill_tokens for shape in shapes if shape.prefill_tokens}), UNBOUNDED)
 
         def group(*kinds: GraphKind) -> Shapes:
-            return _group(shapes, kinds, widths, capacities)
+            return _group(shapes, kinds, offers, capacities)
 
         rounds = group(GraphKind.DECODE, GraphKind.SPECULATIVE, GraphKind.MIXED)
         prompts, scored = group(GraphKind.PREFILL, GraphKind.MIXED), group(GraphKind.SCORED_PREFILL)
-        alike = [rounds.index[rounds.width_at == place].tolist() for place in range(len(widths))]
+        alike = [rounds.index[rounds.offer_at == place].tolist() for place in range(len(offers))]
         for part in (prompts, scored):
             alike += [part.index[part.capacity_at == place].tolist() for place in range(len(capacities))]
         alike = [[*places, len(shapes)] for places in alike]
         return Compiled(
             tuple(shapes),
-            np.array(widths, np.int64),
+            offers,
+            np.array([offer.depth for offer in offers if not offer.copied], np.int64),
+            np.array([offer.depth for offer in offers if offer.copied], np.int64),
             np.array(capacities, np.int64),
             {kind: group(kind) for kind in GraphKind},
             rounds,
+            _shared(rounds.shapes),
+            _fewer_copies(rounds.shapes),
             prompts,
             scored,
             group(*STAGE_KINDS),
@@ -196,7 +231,7 @@ class Compiled:
 
 
 def _group(
-    shapes: Sequence[GraphShape], kinds: Sequence[GraphKind], widths: Sequence[int], capacities: Sequence[int]
+    shapes: Sequence[GraphShape], kinds: Sequence[GraphKind], offers: Sequence[Offer], capacities: Sequence[int]
 ) -> Shapes:
     index = [place for place, shape in enumerate(shapes) if shape.kind in kinds]
     chosen = tuple([shapes[place] for place in index])
@@ -204,7 +239,8 @@ def _group(
     family = np.array([families.index(_family(shape)) for shape in chosen], np.int64)
     extents = np.array([(s.batch, s.prefill_tokens, _prompt_rows(s)) for s in chosen], np.int64).reshape(-1, 3)
     alike = family[:, None] == family
-    at_least = (extents[:, None] >= extents).all(axis=2) & alike
+    ragged = np.array([shape.ragged for shape in chosen], np.bool_)
+    at_least = (extents[:, None] >= extents).all(axis=2) & alike & ~ragged & ~ragged[:, None]
     larger = at_least & ~at_least.T
     between = larger.astype(np.int64) @ larger.astype(np.int64) > 0
     smaller_capacity = larger & (extents[:, None, [0, 2]] == extents[:, [0, 2]]).all(axis=2)
@@ -229,7 +265,7 @@ def _group(
         extents[:, 1],
         rows,
         beside,
-        np.array([widths.index(s.width) for s in chosen], np.intp),
+        np.array([offers.index(Offer.of(s)) for s in chosen], np.intp),
         capacity_at,
         mixed,
         np.where(smaller_capacity.any(axis=1), tokens.argmax(axis=1) if len(chosen) else 0, -1).astype(np.intp),
@@ -239,9 +275,50 @@ def _group(
     )
 
 
-def _family(shape: GraphShape) -> tuple[str, int, int, bool]:
+def _shared(rounds: Sequence[GraphShape]) -> dict[int, tuple[int, ...]]:
+    """See `Compiled`. Smaller: of the same family, no more rows and targets, and fewer of one."""
+    found = {}
+    ragged = {_family(shape) for shape in rounds if shape.ragged}
+    places = [place for place, shape in enumerate(rounds) if _family(shape) in ragged]
+    for place in places:
+        shape = rounds[place]
+        smaller = [
+            other
+            for other in places
+            if other != place
+            and _family(rounds[other]) == _family(shape)
+            and rounds[other].batch <= shape.batch
+            and rounds[other].packed_targets <= shape.packed_targets
+        ]
+        if shape.ragged or any(rounds[other].ragged for other in smaller):
+            found[place] = tuple(smaller)
+    return found
+
+
+def _fewer_copies(rounds: Sequence[GraphShape]) -> dict[int, tuple[GraphShape, ...]]:
+    """See `Compiled`. Only of families without ragged programs: these differ in nothing but the proposals that they
+    have room for."""
+    ragged = {_family(shape) for shape in rounds if shape.ragged}
+    return {
+        place: tuple(
+            [
+                other
+                for other in rounds
+                if other.kind is shape.kind
+                and other.drafts == shape.drafts
+                and (other.width == 1 or (other.source is Source.COPY and not other.ragged))
+                and other.width < shape.width
+                and other.batch <= shape.batch
+            ]
+        )
+        for place, shape in enumerate(rounds)
+        if shape.source is Source.COPY and _family(shape) not in ragged
+    }
+
+
+def _family(shape: GraphShape) -> tuple[str, str, int, int, bool]:
     """What must be equal before capacities are compared."""
-    return (shape.kind, shape.draft_depth, shape.width, shape.drafts)
+    return (shape.kind, shape.source, shape.draft_depth, shape.width, shape.drafts)
 
 
 def _prompt_rows(shape: GraphShape) -> int:

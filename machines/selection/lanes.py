@@ -111,7 +111,8 @@ class Option(NamedTuple):
     """One candidate: a graph, the requests that it serves and its work for each, in the order of slots.
 
     `padding` counts physical positions of the graph that do no work: token positions, or rows of a stage. `terminal`
-    counts the requests that it retires. `sequel`: it was chosen together with a following graph.
+    counts the requests that it retires. `sequel`: it was chosen together with a following graph. `targets`: the target
+    rows that each lane is expected to get, of a program whose rows are shared out; it `allocates` them itself.
     """
 
     graph: GraphRow
@@ -120,6 +121,8 @@ class Option(NamedTuple):
     padding: int
     terminal: int = 0
     sequel: Sequel | None = None
+    targets: tuple[int, ...] = ()
+    allocates: bool = False
 
 
 def padding(shape: GraphShape, lanes: Sequence[LaneWork]) -> int:

@@ -85,6 +85,7 @@ _LOSSES = (
     "equal value, later in the order of following graphs",
 )
 DISPLACED = "displaced by a stale graph that is measured again"
+PROBED = "displaced by a round that offers more proposals, to learn how many are accepted"
 
 
 def standing(terms: Terms, index: int, option: Option) -> Standing:

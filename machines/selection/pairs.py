@@ -18,7 +18,7 @@ from .blocked import Before, Blocked, stage_lane
 from .board import Board
 from .bounds import ROUNDING, Bounds, Prerequisite
 from .cohort import Ranking
-from .compiled import Companion, Shapes
+from .compiled import Companion, Offer, Shapes
 from .lanes import Option, Sequel, Terms
 from .prompt import Prompts, prompt_lane
 from .sequence import Lines, Split, sequence_score, splits
@@ -104,16 +104,16 @@ def _search(blocked: Blocked, floor: float, *, every: bool, only: int | None, ag
 def _best(blocked: Blocked, pairs: Bounds, one: Prerequisite, first: int, sequel: int) -> list[Choice]:
     """The best choices of one pair of graphs that nothing smaller makes redundant: one, or all that tie."""
     board, sequels = blocked.board, blocked.board.compiled.sequels
-    width_at, enabled = int(sequels.width_at[sequel]), int(sequels.enabled[sequel])
-    first_ms = float(board.times.ms[first])
-    horizon_ms = first_ms + float(board.times.ms[sequels.index[sequel]]) if pairs.aged else 0.0
+    offer_at, enabled = int(sequels.offer_at[sequel]), int(sequels.enabled[sequel])
+    first_ms = float(board.times.spent_ms[first])
+    horizon_ms = first_ms + float(board.times.spent_ms[sequels.index[sequel]]) if pairs.aged else 0.0
     lanes = _prompt_lanes(board, one.before, sequel, horizon_ms)
     gap_cost = _gap_cost(board, horizon_ms)
     found = [
         (split.value + value, split, place)
         for split in splits(
-            Lines.of(one.newly, width_at if one.before.streams else 0),
-            Lines.of(pairs.ready, width_at),
+            Lines.of(one.newly, offer_at if one.before.streams else 0),
+            Lines.of(pairs.ready, offer_at),
             Lines.of(one.terminals),
             least=1 - enabled,
             first_rooms=board.compiled.shapes[first].batch - enabled,
@@ -221,11 +221,11 @@ def _sums(blocked: Blocked, choice: Choice) -> tuple[float, float]:
     """Priced service and age term of all lanes of a choice."""
     board, one, split = blocked.board, choice.prerequisite, choice.split
     sequels, horizon_ms = board.compiled.sequels, choice.horizon_ms
-    first_ms = float(board.times.ms[choice.first])
-    width_at = int(sequels.width_at[choice.sequel])
+    first_ms = float(board.times.spent_ms[choice.first])
+    offer_at = int(sequels.offer_at[choice.sequel])
     service = age = 0.0
     for ranking, count in ((one.newly, split.newly), (choice.ready, split.ready)):
-        at = width_at if len(ranking.service) > 1 else 0
+        at = offer_at if len(ranking.service) > 1 else 0
         service += float(ranking.service[at, count])
         age += float(ranking.aged[at, count] + ranking.urgency[at, count] * horizon_ms)
     prompts, retired = _prompts(board, choice.sequel), split.retired
@@ -247,13 +247,13 @@ def _option(blocked: Blocked, choice: Choice) -> Option:
     board, one, split = blocked.board, choice.prerequisite, choice.split
     sequels, streams = board.compiled.sequels, board.streams.rows
     following = board.view.graphs[sequels.index[choice.sequel]]
-    width_at, rooms = int(sequels.width_at[choice.sequel]), int(sequels.rooms[choice.sequel])
+    offer_at, rooms = int(sequels.offer_at[choice.sequel]), int(sequels.rooms[choice.sequel])
 
-    newly_order = one.newly.order[width_at if one.before.streams else 0].tolist()
+    newly_order = one.newly.order[offer_at if one.before.streams else 0].tolist()
     newly = [streams[one.before.streams[place]] for place in newly_order]
-    ready = [streams[place] for place in choice.ready.order[width_at, : split.ready].tolist()]
+    ready = [streams[place] for place in choice.ready.order[offer_at, : split.ready].tolist()]
     enabled = newly[: split.newly]
-    work = [(row, round_lane(row, following.shape.width)) for row in (*enabled, *ready)]
+    work = [(row, round_lane(row, Offer.of(following.shape))) for row in (*enabled, *ready)]
     prompts = _prompts(board, choice.sequel)
     if prompts is not None and choice.prompt is not None:
         row = prompts.rows[choice.prompt]
@@ -272,7 +272,7 @@ def _option(blocked: Blocked, choice: Choice) -> Option:
         spare = newly[split.newly :] if rooms else []
         taken = {row.slot for row in (*enabled, *spare)}
         spare += [row for row in blocked.last(one.kind) if row.slot not in taken]
-        spare += blocked.valued.chains(one.kind, float(board.times.ms[choice.first]))
+        spare += blocked.valued.chains(one.kind, float(board.times.spent_ms[choice.first]))
         chosen += spare[:room]
     chosen.sort(key=lambda row: row.slot)
     lanes = tuple([stage_lane(row) for row in chosen])

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .board import Board
-from .compiled import Bools, Ints, Larger, Shapes
+from .compiled import Bools, Ints, Larger, Offer, Shapes
 from .decode import best_streams, stream_sums
 from .dominance import surplus
 from .lanes import Option, Terms, padding, terms
@@ -52,8 +52,8 @@ class PromptPool(NamedTuple):
         work = [(row, prompt_lane(row, tokens)) for row, tokens in members]
         beside = int(self.beside[len(members) - 1, place])
         if beside:
-            chosen = best_streams(self.board, graph.duration_ns > 0, int(self.shapes.width_at[place]), beside)
-            work += [(row, round_lane(row, graph.shape.width)) for row in chosen]
+            chosen = best_streams(self.board, graph.duration_ns > 0, int(self.shapes.offer_at[place]), beside)
+            work += [(row, round_lane(row, Offer.of(graph.shape))) for row in chosen]
         work.sort(key=lambda one: one[0].slot)
         lanes = tuple([lane for _, lane in work])
         return Option(graph, tuple([row for row, _ in work]), lanes, padding(graph.shape, lanes))
@@ -94,7 +94,7 @@ def prompt_pool(board: Board, group: Group, cohorts: PromptCohorts, *, every: bo
     if not cohort.size:
         return None
     places = cohort * len(shapes) + place
-    times, rows = group.ms.take(place), cohorts.rows.take(cohort)
+    times, rows = group.spent_ms.take(place), cohorts.rows.take(cohort)
     chunks = cohort * cohorts.tokens.shape[1] + shapes.capacity_at.take(place)
     service, age = cohorts.service.take(chunks), np.zeros(len(places))
     if cohorts.aged is not None:
@@ -102,7 +102,7 @@ def prompt_pool(board: Board, group: Group, cohorts: PromptCohorts, *, every: bo
         age[times == 0.0] = 0.0
     teams = (rows - 1) * len(shapes) + place
     if np.count_nonzero(beside):
-        stream_service, stream_age = stream_sums(board, shapes.width_at, beside, group.ms)
+        stream_service, stream_age = stream_sums(board, shapes.offer_at, beside, group.spent_ms)
         service, age = service + stream_service.take(teams), age + stream_age.take(teams)
     priced = terms(
         times,

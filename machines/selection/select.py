@@ -14,9 +14,10 @@ from .board import Board
 from .compiled import Compiled
 from .decode import round_pool
 from .lanes import Option
-from .order import Head, Pool, Standing, front, leader, standing, why_lost
+from .order import PROBED, Head, Pool, Standing, front, leader, standing, why_lost
 from .pairs import pair_pool
 from .prefill import prompt_pool
+from .probes import probe
 from .refresh import refresh
 from .stages import stage_pool
 from .view import Candidate, Decision, Following, Hold, Plan, Reason, View
@@ -42,14 +43,20 @@ def decide(board: Board, *, explain: bool = False) -> Decision:
         pools += pairs
         heads = front(pairs, heads)
     best = leader(heads)
-    reason = Reason.ORDINARY if best is None or best.option.graph.duration_ns > 0 else Reason.DISCOVERY
-    if view.refresh_funded and best is not None and reason is Reason.ORDINARY:
+    if best is None:
+        return Decision(None, Hold.NOTHING_READY, None, _explained(pools, None, None) if explain else ())
+    ordinary, reason = best, Reason.ORDINARY if best.option.graph.duration_ns > 0 else Reason.DISCOVERY
+    extra: list[tuple[Pool, int]] = []
+    if view.refresh_funded and reason is Reason.ORDINARY:
         stale = refresh(view, pools, blocked, best.option.graph)
         if stale is not None:
             best, reason = stale, Reason.TIMING_REFRESH
-    candidates = _explained(pools, best.place if best else None) if explain else ()
-    if best is None:
-        return Decision(None, Hold.NOTHING_READY, None, candidates)
+    if view.probe_funded and reason is Reason.ORDINARY:
+        probing = probe(board, best)
+        if probing is not None:
+            best, reason = probing.leader, Reason.ACCEPTANCE_PROBE
+            extra.append((probing.pool, probing.candidate))
+    candidates = _explained(pools, best.place, ordinary.place, extra) if explain else ()
     plan = _plan(view, *best, reason)
     if view.window and view.overrun:
         return Decision(None, Hold.OVERRUN, None, candidates)
@@ -88,7 +95,7 @@ def _closed(view: View) -> bool:
 
 
 def _needs_empty_window(option: Option) -> bool:
-    return option.graph.runs_alone or any(row.needs_feedback for row in option.requests)
+    return option.graph.drains or any(row.needs_feedback for row in option.requests)
 
 
 def _plan(view: View, place: Standing, option: Option, reason: Reason) -> Plan:
@@ -103,6 +110,7 @@ def _plan(view: View, place: Standing, option: Option, reason: Reason) -> Plan:
         reason=reason,
         needs_empty_window=_needs_empty_window(option),
         following=_following(option),
+        allocates=option.allocates,
     )
 
 
@@ -111,16 +119,22 @@ def _following(option: Option) -> Following | None:
     return None if sequel is None else Following(sequel.graph.shape, sequel.lanes, sequel.graph.duration_ns)
 
 
-def _explained(pools: Sequence[Pool], winner: Standing | None) -> tuple[Candidate, ...]:
-    """All candidates, those that compete first, each part in the total order."""
+def _explained(
+    pools: Sequence[Pool],
+    winner: Standing | None,
+    ordinary: Standing | None,
+    extra: Sequence[tuple[Pool, int]] = (),
+) -> tuple[Candidate, ...]:
+    """All candidates, those that compete first, each part in the total order. A probe that won is `extra`, priced by
+    what it may come to; the others are compared with the `ordinary` winner then."""
     found: list[tuple[bool, Standing, Candidate]] = []
-    for pool in pools:
+    for pool, indices in [(pool, range(len(pool.terms.score))) for pool in pools] + [(p, [i]) for p, i in extra]:
         terms = pool.terms
-        for index in range(len(terms.score)):
+        for index in indices:
             option = pool.option(index)
             place, sequel = standing(terms, index, option), option.sequel
             barred = None if terms.eligible[index] else pool.barred(index)
-            lost = barred or (None if winner is None or place == winner else why_lost(place, winner))
+            lost = barred or _lost(place, winner, ordinary, probed=bool(extra))
             lanes = option.lanes + (sequel.lanes if sequel else ())
             candidate = Candidate(
                 shape=option.graph.shape,
@@ -138,7 +152,18 @@ def _explained(pools: Sequence[Pool], winner: Standing | None) -> tuple[Candidat
                 ready=len(sequel.lanes) - sequel.newly if sequel else 0,
                 terminal=option.terminal,
                 gap_cost=0.0 if terms.gap is None else float(terms.gap[index]),
+                targets=option.targets,
+                allocates=option.allocates,
             )
             found.append((barred is not None, place, candidate))
     found.sort(key=lambda entry: entry[:2])
     return tuple([candidate for _, _, candidate in found])
+
+
+def _lost(place: Standing, winner: Standing | None, ordinary: Standing | None, *, probed: bool) -> str | None:
+    """Why a candidate that competes lost; None if it won."""
+    if winner is None or ordinary is None or place == winner:
+        return None
+    if probed:
+        return PROBED if place == ordinary else why_lost(place, ordinary)
+    return why_lost(place, winner)

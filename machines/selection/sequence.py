@@ -21,10 +21,10 @@ class Lines(NamedTuple):
     slope: list[float]
 
     @staticmethod
-    def of(ranking: Ranking, width_at: int = 0) -> Lines:
-        """The lines of a ranking at one width."""
-        base = ranking.service[width_at] + ranking.aged[width_at]
-        return Lines(base.tolist(), ranking.urgency[width_at].tolist())
+    def of(ranking: Ranking, offer_at: int = 0) -> Lines:
+        """The lines of a ranking at one offer."""
+        base = ranking.service[offer_at] + ranking.aged[offer_at]
+        return Lines(base.tolist(), ranking.urgency[offer_at].tolist())
 
     @property
     def most(self) -> int:

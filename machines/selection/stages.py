@@ -69,7 +69,7 @@ def stage_pool(blocked: Blocked, *, every: bool) -> StagePool | None:
         return None
     fits, counts = fits.take(places, axis=0), counts.take(places)
     index = stages.index.take(places)
-    duration_ms = board.times.ms.take(index)
+    duration_ms = board.times.spent_ms.take(index)
     service, age = valued.worth(duration_ms)
     order = np.argsort(np.where(fits, -(service + age), np.inf), axis=1, kind="stable")
     starts = np.arange(0, order.size, order.shape[1])

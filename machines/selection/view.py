@@ -12,7 +12,7 @@ from enum import StrEnum
 
 import msgspec
 
-from ..graph import QUEUEABLE_KINDS, GraphKind, GraphShape
+from ..graph import QUEUEABLE_KINDS, GraphKind, GraphShape, Source
 
 
 class Phase(StrEnum):
@@ -77,6 +77,11 @@ class GraphRow(msgspec.Struct, frozen=True):
         """Whether a frame of this graph has the window to itself, whoever takes part (docs/scheduling.md, "Window and
         holds"): its kind cannot be queued, or its cost is unknown or stale."""
         return self.shape.kind not in QUEUEABLE_KINDS or self.duration_ns == 0 or self.stale
+
+    @property
+    def drains(self) -> bool:
+        """Whether it needs an empty window, whoever takes part: it runs alone, or the host feeds it."""
+        return self.runs_alone or self.shape.source is Source.COPY
 
 
 class RequestRow(msgspec.Struct, frozen=True):
@@ -172,9 +177,8 @@ class LaneWork(msgspec.Struct, frozen=True):
 
     A prompt lane consumes so many prompt tokens; a decode lane's `tokens` are its target positions, the pending token
     and the proposals to verify (1 without speculation), at most where the program allocates them; the lane of a stage
-    has none. `emits`: it ends with an output
-    token. `delivers`: what it emits counts as a delivery. `expected_tokens` is the service that is expected of it,
-    prompt tokens and output tokens together.
+    has none. `emits`: it ends with an output token. `delivers`: what it emits counts as a delivery. `expected_tokens`
+    is the service that is expected of it, prompt tokens and output tokens together.
     """
 
     slot: int
@@ -222,7 +226,8 @@ class Candidate(msgspec.Struct, frozen=True):
 
     `service` and `age_term` sum over all lanes of the sequence, and `waiting_cost` and `gap_cost` are what it costs per
     ms; `newly`, `ready` and `terminal` say how many of its lanes the prerequisite enables, were ready, and retire (0 of
-    a candidate of one graph, but for `terminal`).
+    a candidate of one graph, but for `terminal`). Where rows are shared out, `targets` has those of each lane, as
+    expected if the program `allocates` them.
     """
 
     shape: GraphShape
@@ -240,6 +245,8 @@ class Candidate(msgspec.Struct, frozen=True):
     ready: int = 0
     terminal: int = 0
     gap_cost: float = 0.0
+    targets: tuple[int, ...] = ()
+    allocates: bool = False
 
 
 class Decision(msgspec.Struct, frozen=True):

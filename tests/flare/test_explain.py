@@ -29,6 +29,7 @@ from tests.machines.build import (
     terminal,
     view,
 )
+from tests.machines.oracle.rounds import packed_round
 
 from .traces import committed, write_trace
 
@@ -274,3 +275,20 @@ def test_the_command_fails_when_a_decision_differs(tmp_path: Path) -> None:
         with pytest.raises(SystemExit) as ended:
             main(["explain", str(path), *arguments])
         assert ended.value.code == 1
+
+
+def test_a_probe_and_the_rows_of_ragged_programs_are_told(tmp_path: Path, console: Console) -> None:
+    survival = (0.5, 0.25, 0.125)
+    row = msgspec.structs.replace(decoder(0, survival=survival), optimistic=(1.0,) * 3, weights=(2.0,) * 3)
+    graphs = [graph(decode_shape(1), 10.0), graph(packed_round(1, 4, 4), 20.0), graph(packed_round(2, 4, 5), 40.0)]
+    seen = msgspec.structs.replace(view(graphs, [row, decoder(1, survival=survival)]), device_allocates=True)
+    assert "speculative/b2d3w4p5 for slots 0, 1" in {
+        f"{c.shape.name} for slots {', '.join(map(str, c.slots))}" for c in select(seen, explain=True).candidates
+    }
+    assert explain_plan(console, plan_for(seen), 40)
+    assert " ~3 2 " in shown(console)
+    seen = msgspec.structs.replace(seen, requests=(row,), probe_funded=True)
+    assert "the probe ledger has paid for learning how many of its proposals are accepted" in sentence(seen)
+    path = tmp_path / "trace.jsonl"
+    write_trace(path, [plan_for(seen)])
+    assert check_all(console, path)

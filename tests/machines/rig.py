@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from flare.machines.durations import DurationTable
 from flare.machines.events import Arrive, CompleteFrame, CompletionRecord, Deliver, Effect, Published, SubmitFrame
 from flare.machines.execution import Request
-from flare.machines.graph import QUEUEABLE_KINDS, GraphKind, GraphShape, rectangular
+from flare.machines.graph import QUEUEABLE_KINDS, GraphKind, GraphShape, Source, rectangular
 from flare.machines.ids import Fence, RequestHandle, RequestId
 from flare.machines.pages import PagePool
 from flare.machines.request import EndReason, RequestSpec
@@ -38,6 +38,9 @@ ROUND = rectangular(GraphKind.SPECULATIVE, 4, 4)
 MIXED = GraphShape(GraphKind.MIXED, 4, 16, 2)
 WIDE_MIXED = rectangular(GraphKind.MIXED, 4, 2, 16, 1)
 NARROW = GraphShape(GraphKind.SPECULATIVE, 4, width=4, draft_depth=2, packed_targets=16, drafts=True)
+RAGGED = GraphShape(GraphKind.SPECULATIVE, 4, width=4, draft_depth=3, packed_targets=8, drafts=True)
+UPKEEP = rectangular(GraphKind.SPECULATIVE, 4, 1)
+COPIES = rectangular(GraphKind.SPECULATIVE, 4, 4, source=Source.COPY)
 PAIR = GraphShape(GraphKind.PREFILL, 2, 16)
 COSTS_MS = {
     SMALL_DECODE: 5,
@@ -46,6 +49,9 @@ COSTS_MS = {
     SCORED: 25,
     ROUND: 15,
     NARROW: 13,
+    RAGGED: 14,
+    UPKEEP: 11,
+    COPIES: 12,
     MIXED: 30,
     WIDE_MIXED: 35,
     PAIR: 25,
@@ -69,6 +75,9 @@ class Rig:
         waiting: WaitingQueue | None = None,
         state_rows: int = 0,
         alpha: float = 1.0,
+        device_allocates: bool = False,
+        keeps_prefixes: bool = False,
+        host_gap_pricing: bool = False,
     ) -> None:
         self.now_ns = 1_000 * MS
         durations = DurationTable(catalog, TTL_NS)
@@ -76,7 +85,7 @@ class Rig:
             durations.observe(shape, COSTS_MS[shape] * MS, self.now_ns)
         self.scheduler = Scheduler(
             catalog,
-            PolicyRow(64.0, 16.0, 4.0, 0.1, SHARE),
+            PolicyRow(64.0, 16.0, 4.0, 0.1, SHARE, host_gap_pricing=host_gap_pricing),
             slots=slots,
             pages=PagePool(pages, 4),
             waiting=waiting or WaitingQueue(None, None),
@@ -84,6 +93,8 @@ class Rig:
             adaptation_ms=ADAPTATION_MS,
             state_rows=state_rows,
             adaptive_verification_alpha=alpha,
+            device_allocates=device_allocates,
+            keeps_prefixes=keeps_prefixes,
         )
         self.last = 0
 

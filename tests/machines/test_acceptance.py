@@ -28,7 +28,9 @@ def test_given_values(case: int) -> None:
     acceptance, tokens = Acceptance(prior_of(vector["start_mean"]), 1.0), 0
     for step in vector["steps"]:
         tokens += step["tokens_since"]
-        assert acceptance.optimistic(tokens)[0] == pytest.approx(step["expect_optimistic_before"], rel=1e-12)
+        assert acceptance.optimistic(acceptance.weights(tokens))[0] == pytest.approx(
+            step["expect_optimistic_before"], rel=1e-12
+        )
         acceptance.observe((float(step["observe"]),), tokens)
         assert acceptance.mean(0) == pytest.approx(step["expect_mean"], rel=1e-12)
         assert acceptance.weight(0, tokens) == pytest.approx(step["expect_weight"], rel=1e-12)
@@ -90,11 +92,15 @@ def test_survival_never_rises_and_stays_a_probability(attempts: list[tuple[int, 
         tokens += min(width, committed) + idle
         acceptance.observe(observations(width, min(width, committed), ended=ended), tokens)
         assert all(0.0 < mean <= 1.0 for mean in acceptance.survival)
-        for survival in (acceptance.survival, acceptance.scored_survival, acceptance.optimistic(tokens)):
+        for survival in (
+            acceptance.survival,
+            acceptance.scored_survival,
+            acceptance.optimistic(acceptance.weights(tokens)),
+        ):
             assert all(a >= b for a, b in itertools.pairwise(survival))
         assert acceptance.scored_survival == pytest.approx([mean**alpha for mean in acceptance.survival])
         assert all(acceptance.weight(depth, tokens) <= WEIGHT_MAX for depth in range(5))
-        pairs = zip(acceptance.optimistic(tokens), acceptance.survival, strict=True)
+        pairs = zip(acceptance.optimistic(acceptance.weights(tokens)), acceptance.survival, strict=True)
         assert all(bound >= mean for bound, mean in pairs)
 
 
@@ -103,3 +109,24 @@ def test_steady_acceptance_is_learned() -> None:
     for index in range(400):
         acceptance.observe((float(index % 4 != 0),), 2 * index)
     assert math.isclose(acceptance.survival[0], 0.75, abs_tol=0.02)
+
+
+@pytest.mark.parametrize(
+    ("ended", "known", "seen"),
+    [
+        (False, (), (1.0, 0.0, 0.0)),
+        (False, (0.9,), (0.9, 0.0, 0.0)),
+        (False, (0.9, 0.5, 0.1), (0.9, 0.5, 0.1)),
+        (True, (0.9, 0.5, 0.1), (0.9,)),
+        (True, (), (1.0,)),
+    ],
+)
+def test_known_probabilities_take_the_place_of_what_came_of_them(
+    ended: bool, known: tuple[float, ...], seen: tuple[float, ...]
+) -> None:
+    assert observations(4, 2, ended=ended, survival=known) == seen
+
+
+def test_the_bound_is_raised_with_everything_that_is_scored() -> None:
+    acceptance = Acceptance(prior_of(0.25, 0.04), 0.5)
+    assert acceptance.scored((0.25, 0.04)) == acceptance.scored_survival == (0.5, 0.2)

@@ -1,4 +1,4 @@
-"""The refresh ledger: every cell, the given values, and its bound whatever happens."""
+"""A ledger of either purpose: every cell, the given values, and its bound whatever happens."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flare.machines.ledger import (
+    PROBE,
     REFRESH,
     TRANSITIONS,
     Earned,
@@ -27,8 +28,6 @@ from flare.machines.ledger import (
 from flare.machines.table import IllegalTransition
 
 VECTORS = json.loads((Path(__file__).parents[1] / "data" / "vectors.json").read_text())["ledger"]
-PROBE = Terms(1, 99, 99 * 5_000_000)
-"""The terms that acceptance learning will have: the ledger is the same."""
 SMALL = Terms(2, 5, 40)
 
 FUNDED = (("earn", 20),)
@@ -74,9 +73,11 @@ def test_given_values(case: int) -> None:
         assert (ledger.credit, ledger.funded) == (step["expect_credit"], step["expect_funded"])
 
 
-def test_the_first_refresh_is_funded_by_2495_ms_of_ordinary_service() -> None:
-    ledger = Ledger(REFRESH)
-    ledger.earn(2_494_999_999)
+@pytest.mark.parametrize(("terms", "needed_ns"), [(REFRESH, 2_495_000_000), (PROBE, 495_000_000)])
+def test_the_ordinary_service_that_funds_the_first_episode(terms: Terms, needed_ns: int) -> None:
+    """For timing refresh exactly 2,495 ms, and for an acceptance probe exactly 495 ms."""
+    ledger = Ledger(terms)
+    ledger.earn(needed_ns - 1)
     assert not ledger.funded
     ledger.earn(1)
     assert ledger.funded and ledger.credit_ns == 5_000_000

@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from flare.machines.commitment import CommitRefused
 from flare.machines.events import CancelRequest, Effect, LedgerMoved, SubmitFrame
-from flare.machines.ledger import REFRESH, LedgerState
+from flare.machines.ledger import REFRESH, Ledger, LedgerState
 from flare.machines.selection.view import Plan, Reason
 
 from .rig import MS, SMALL_DECODE, TTL_NS, Rig, decode
@@ -19,6 +19,10 @@ def as_reason(plan: Plan, reason: Reason) -> Plan:
     return replace(plan, reason=reason, needs_empty_window=True)
 
 
+def ledger(rig: Rig) -> Ledger:
+    return rig.scheduler.ledgers.by_reason[Reason.TIMING_REFRESH]
+
+
 def moves(effects: list[Effect]) -> list[tuple[str, str]]:
     return [(effect.before, effect.after) for effect in effects if isinstance(effect, LedgerMoved)]
 
@@ -27,7 +31,7 @@ def funded() -> Rig:
     """A rig with a decoding request, full credit, and a stale small decode graph."""
     rig = Rig()
     rig.decoding(1, max_tokens=64)
-    while not rig.scheduler.ledger.funded:
+    while not ledger(rig).funded:
         work(rig, 300)
     rig.now_ns += TTL_NS
     work(rig, 10)
@@ -48,27 +52,27 @@ def refresh(rig: Rig) -> None:
 def test_ordinary_service_earns_the_greater_of_wall_and_device_time_alone_in_the_window() -> None:
     rig = Rig()
     first, second = rig.decoding(2)
-    before = rig.scheduler.ledger.credit
+    before = ledger(rig).credit
     rig.commit(decode(first))
     rig.complete(after_ms=14, device_ms=10)
-    assert rig.scheduler.ledger.credit - before == 2 * 14 * MS
+    assert ledger(rig).credit - before == 2 * 14 * MS
     rig.commit(decode(first))
     rig.commit(decode(second))
-    before = rig.scheduler.ledger.credit
+    before = ledger(rig).credit
     rig.complete(after_ms=10)
     rig.complete(after_ms=30, device_ms=11)
-    assert rig.scheduler.ledger.credit - before == 2 * (10 + 11) * MS
+    assert ledger(rig).credit - before == 2 * (10 + 11) * MS
 
 
 @pytest.mark.parametrize("why", ["untimed", "failed", "discovery"])
 def test_what_earns_nothing(why: str) -> None:
     rig = Rig()
     first, _ = rig.decoding(2)
-    before = rig.scheduler.ledger.credit
+    before = ledger(rig).credit
     plan = decode(first)
     rig.commit(as_reason(plan, Reason.DISCOVERY) if why == "discovery" else plan)
     rig.complete(after_ms=10, device_ms=0 if why == "untimed" else 10, error="broken" if why == "failed" else None)
-    assert rig.scheduler.ledger.credit == before
+    assert ledger(rig).credit == before
 
 
 @pytest.mark.parametrize(
@@ -92,7 +96,7 @@ def test_an_episode_pays_its_device_time_or_else_its_wall_time(
     assert moves(effects)[0] == ("open", "debt" if paid_ms > 5 else "earning")
     assert rig.scheduler.durations.row(SMALL_DECODE, rig.now_ns).stale == (error is not None or device_ms == 0)
     if error is None:
-        assert rig.scheduler.ledger.credit == REFRESH.cap - 998 * paid_ms * MS
+        assert ledger(rig).credit == REFRESH.cap - 998 * paid_ms * MS
 
 
 def test_a_cancelled_episode_closes_too() -> None:
@@ -100,22 +104,22 @@ def test_a_cancelled_episode_closes_too() -> None:
     refresh(rig)
     rig.scheduler.apply(CancelRequest(rig.scheduler.residents[0].id), rig.now_ns)
     rig.complete(after_ms=9, device_ms=6)
-    assert rig.scheduler.ledger.state is LedgerState.DEBT
-    assert rig.scheduler.ledger.credit == REFRESH.cap - 998 * 6 * MS
+    assert ledger(rig).state is LedgerState.DEBT
+    assert ledger(rig).credit == REFRESH.cap - 998 * 6 * MS
 
 
 def test_debt_is_worked_off_and_another_episode_needs_full_credit() -> None:
     rig = funded()
     refresh(rig)
     rig.complete(after_ms=6, device_ms=6)
-    assert rig.scheduler.ledger.credit_ns == -1 * MS
+    assert ledger(rig).credit_ns == -1 * MS
     rig.now_ns += TTL_NS
     work(rig, 300)
     with pytest.raises(CommitRefused, match="a refresh of decode/b1 is not due, or not paid for"):
         refresh(rig)
-    states = [rig.scheduler.ledger.state]
+    states = [ledger(rig).state]
     work(rig, 300)
-    states.append(rig.scheduler.ledger.state)
+    states.append(ledger(rig).state)
     assert states == [LedgerState.DEBT, LedgerState.EARNING]
 
 
@@ -123,19 +127,19 @@ def test_idle_drops_what_is_positive_and_keeps_what_is_owed() -> None:
     rig = funded()
     effects = rig.scheduler.apply(CancelRequest(rig.scheduler.residents[0].id), rig.now_ns)
     assert moves(effects) == [("funded", "idle")]
-    assert rig.scheduler.ledger.credit == 0
+    assert ledger(rig).credit == 0
     rig = funded()
     refresh(rig)
     rig.complete(after_ms=6, device_ms=6)
     rig.scheduler.apply(CancelRequest(rig.scheduler.residents[0].id), rig.now_ns)
-    assert rig.scheduler.ledger.credit_ns == -1 * MS
+    assert ledger(rig).credit_ns == -1 * MS
 
 
 def test_a_frame_in_flight_is_not_idle() -> None:
     rig = funded()
     rig.commit(decode(rig.scheduler.residents[0]))
     rig.scheduler.apply(CancelRequest(rig.scheduler.residents[0].id), rig.now_ns)
-    assert rig.scheduler.ledger.state is LedgerState.FUNDED
+    assert ledger(rig).state is LedgerState.FUNDED
     assert ("funded", "idle") in moves(rig.complete(after_ms=10))
 
 
@@ -156,9 +160,9 @@ def test_a_refresh_that_is_not_due_is_refused(why: str) -> None:
 def test_the_first_refresh_needs_2495_ms() -> None:
     rig = Rig()
     (request,) = rig.decoding(1, max_tokens=64)
-    while rig.scheduler.ledger.credit + 2 * 300 * MS < REFRESH.cap:
+    while ledger(rig).credit + 2 * 300 * MS < REFRESH.cap:
         work(rig, 300)
-    earned_ms = rig.scheduler.ledger.credit / 2 / MS
-    assert not rig.scheduler.ledger.funded
+    earned_ms = ledger(rig).credit / 2 / MS
+    assert not ledger(rig).funded
     work(rig, FULL_MS - earned_ms)
-    assert rig.scheduler.ledger.funded and request.runnable
+    assert ledger(rig).funded and request.runnable

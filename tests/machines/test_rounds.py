@@ -5,10 +5,11 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
+from flare.machines.beliefs import Beliefs
 from flare.machines.commitment import CommitRefused
 from flare.machines.events import CompletionRecord, Effect, HostStop, RequestLost
 from flare.machines.execution import Request
-from flare.machines.graph import GraphShape
+from flare.machines.graph import GraphShape, Source
 from flare.machines.lifecycle import RequestState
 from flare.machines.request import EndReason
 from flare.machines.selection.view import Plan
@@ -46,9 +47,13 @@ def committed(rig: Rig, request: Request, tokens: int, ended: EndReason | None =
     return rig.complete(record, after_ms=15)
 
 
+def beliefs(request: Request) -> Beliefs:
+    assert request.beliefs is not None
+    return request.beliefs
+
+
 def survival(request: Request) -> tuple[float, ...]:
-    assert request.acceptance is not None
-    return request.acceptance.survival
+    return beliefs(request).acceptance[Source.DRAFT].survival
 
 
 def lost(effects: list[Effect]) -> list[str]:

@@ -25,7 +25,8 @@ from flare.graphs.frames import Binding, Completion, LaneInput, LaneResult, Samp
 from flare.graphs.sim.core import SimCore
 from flare.graphs.sim.timing import Faults, by_shape
 from flare.graphs.sim.tokens import TokenSource, hash_tokens
-from flare.machines.acceptance import WEIGHT_MAX, Acceptance
+from flare.machines.acceptance import WEIGHT_MAX
+from flare.machines.beliefs import Beliefs
 from flare.machines.durations import DurationTable
 from flare.machines.events import (
     Arrive,
@@ -40,7 +41,7 @@ from flare.machines.events import (
     Retired,
     SubmitFrame,
 )
-from flare.machines.graph import GraphKind, GraphShape
+from flare.machines.graph import GraphKind, GraphShape, Source
 from flare.machines.ids import RequestHandle, RequestId
 from flare.machines.pages import PagePool
 from flare.machines.request import RequestSpec
@@ -157,9 +158,10 @@ class _Accepted:
         return min(self._counts[request], drafts)
 
 
-def _seed(acceptance: Acceptance | None, accepted: int) -> None:
+def _seed(beliefs: Beliefs | None, accepted: int) -> None:
     """A long history: prefixes of up to `accepted` proposals were always accepted, and longer ones never."""
-    assert acceptance is not None
+    assert beliefs is not None
+    acceptance = beliefs.acceptance[Source.DRAFT]
     depth = len(acceptance.survival)
     acceptance._means = [1.0] * accepted + [0.0] * (depth - accepted)
     acceptance._weights = [WEIGHT_MAX] * depth
@@ -248,7 +250,7 @@ class Bench:
         def arrival() -> None:
             self.apply(Arrive(client.id, spec))
             if seeded:
-                _seed(self.scheduler.requests[client.id].acceptance, accepted)
+                _seed(self.scheduler.requests[client.id].beliefs, accepted)
 
         self.at(at_ms, arrival)
         return client
@@ -301,7 +303,7 @@ class Bench:
 
     # The host of the driver
 
-    def lane(self, dispatch: Dispatch) -> LaneInput:
+    def lane(self, dispatch: Dispatch, _shape: GraphShape) -> LaneInput:
         """The part of a frame that serves one request."""
         work, stage = dispatch.work, dispatch.stage
         client = self.clients[dispatch.request]
@@ -345,7 +347,7 @@ class Bench:
                     self.clients[request].error = error
                 case FrameCounted(fence):
                     self.frames[fence - 1].end_ms = self.now_ms
-                case LedgerMoved(_, _, after):
+                case LedgerMoved("refresh", _, after):
                     self.ledger.append((self.now_ns - START_NS, after))
                 case _:
                     pass

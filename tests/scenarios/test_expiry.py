@@ -69,7 +69,8 @@ def test_what_was_measured_again_wins_from_then_on() -> None:
     assert {frame.shape for frame in frames} == {PAIR}
     assert len(refreshes(bench)) == 1
     completed = sum(frame.end_ms is not None for frame in frames)
-    assert bench.scheduler.ledger.credit == 998 * 5_000_000 - 998 * 1_000_000 + completed * 2 * 1_000_000
+    credit = bench.scheduler.ledgers.by_reason[Reason.TIMING_REFRESH].credit
+    assert credit == 998 * 5_000_000 - 998 * 1_000_000 + completed * 2 * 1_000_000
 
 
 def test_a_refresh_of_what_is_as_slow_as_it_seemed_changes_nothing_but_its_age() -> None:

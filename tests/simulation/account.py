@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from flare.machines.execution import Request
-from flare.machines.graph import GraphShape
+from flare.machines.graph import GraphShape, Source
 from flare.machines.ids import RequestId
 from flare.machines.lifecycle import RequestState
 from flare.machines.request import EndReason
@@ -19,7 +19,7 @@ from flare.machines.scheduler import Scheduler
 
 from .acceptance_oracle import Estimates
 from .known import Known, Stage
-from .ledger_oracle import Refresh
+from .ledger_oracle import ledgers
 from .price_oracle import log_price
 
 if TYPE_CHECKING:
@@ -56,6 +56,8 @@ class Account:
         ttl_ns: int,
         weights: dict[str, float],
         retires: bool,
+        keeps_prefixes: bool,
+        exponent: float,
     ) -> None:
         self.catalog, self.retires, self.weights = catalog, retires, weights
         self.slots, self.pages, self.page_tokens, self.state_rows = slots, pages, page_tokens, state_rows
@@ -74,8 +76,12 @@ class Account:
         self.lost: set[RequestId] = set()
         self.retired: set[RequestId] = set()
         self.delivered: dict[RequestId, EndReason | None] = {}
-        self.refresh = Refresh()
-        self.prior = [0.5 ** (index + 1) for index in range(max(shape.draft_depth for shape in catalog))]
+        depths = {source: max((s.draft_depth for s in catalog if s.source is source), default=0) for source in Source}
+        self.priors = {source: _halves(depth) for source, depth in depths.items() if depth}
+        self.confidence = _halves(depths[Source.DRAFT])
+        self.ledgers = ledgers(probes=bool(self.priors) and not keeps_prefixes)
+        self.keeps_prefixes, self.exponent = keeps_prefixes, exponent
+        self.ended_ns, self.gaps_ns = -1, list[int]()
 
     # Queries
 
@@ -120,9 +126,11 @@ class Account:
         assert all(other.state_row != row for other in self.requests.values()), "a state row was given twice"
         known.state_row = row
 
-    def fresh_estimates(self) -> Estimates:
-        """What a newcomer is expected to accept."""
-        return Estimates.start(self.prior)
+    def believe(self, known: Known) -> None:
+        """What is expected of a newcomer's proposals, if any can be made."""
+        if not known.spec.needs_feedback:
+            known.estimates = {source: Estimates.start(prior) for source, prior in self.priors.items()}
+            known.forecast = Estimates.start(self.confidence) if self.confidence else None
 
     # Comparison
 
@@ -140,7 +148,10 @@ class Account:
         assert scheduler.waiting.requests == len(waiting)
         assert scheduler.waiting.tokens == sum(known.spec.prompt_tokens for known in waiting)
         assert [frame.commit.fence for frame in scheduler.in_flight if frame.commit] == [f.fence for f in self.flights]
-        assert (scheduler.ledger.credit, scheduler.ledger.funded) == (self.refresh.credit, self.refresh.funded)
+        kept = {reason.value: (one.credit, one.funded) for reason, one in scheduler.ledgers.by_reason.items()}
+        assert kept == {reason: (one.credit, one.funded) for reason, one in self.ledgers.items()}
+        for episodes in self.ledgers.values():
+            episodes.check()
         following = self.next()
         if following is not None and scheduler.free_slots:
             assert self.pages_of(following) > free_pages, "idle slot"
@@ -165,6 +176,11 @@ class Account:
             assert (log is None) == (rate is None), f"request {known.id}: price set by one account alone"
             if log is not None and rate is not None:
                 assert close(log, log_price(rate)), f"request {known.id}: {log} is not {log_price(rate)}"
+
+
+def _halves(depth: int) -> list[float]:
+    """What is expected where nothing has been seen."""
+    return [0.5 ** (index + 1) for index in range(depth)]
 
 
 def close(log: float, other: float) -> bool:

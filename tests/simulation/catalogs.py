@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 
-from flare.machines.graph import GraphKind, GraphShape, rectangular
+from flare.machines.graph import GraphKind, GraphShape, Source, rectangular
 
 OPTIONAL = (
     *(GraphKind.SCORED_PREFILL, GraphKind.SPECULATIVE, GraphKind.MIXED, GraphKind.INITIALIZE, GraphKind.RESTORE),
@@ -32,6 +32,7 @@ def draw_catalog(rng: random.Random, slots: int) -> tuple[GraphShape, ...]:
             case GraphKind.SPECULATIVE:
                 widths = rng.sample((2, 3, 5), rng.randint(1, 2))
                 shapes.extend(rectangular(kind, rng.choice(batches), width) for width in sorted({1, *widths}))
+                shapes.extend(_rounds(rng, rng.choice(batches), width) for width in (*widths, *widths))
             case GraphKind.MIXED:
                 shapes.append(GraphShape(kind, rng.choice((2, 4)), rng.choice((8, 32)), 1))
                 shapes.append(GraphShape(kind, 4, 16, 2))
@@ -40,6 +41,22 @@ def draw_catalog(rng: random.Random, slots: int) -> tuple[GraphShape, ...]:
             case _:
                 shapes.extend(GraphShape(kind, batch) for batch in sorted(rng.sample((1, 2, 4), rng.randint(1, 2))))
     return tuple(dict.fromkeys(shapes))
+
+
+def _rounds(rng: random.Random, batch: int, width: int) -> GraphShape:
+    """A program of copies, or one whose rows share target rows, or both; it may propose more than it verifies."""
+    source = rng.choice(tuple(Source))
+    packed = min(batch + rng.choice((0, 1, 3, 100)), batch * width - (source is Source.DRAFT))
+    depth = rng.choice((max(1, width - 2), width - 1, width))
+    return GraphShape(
+        GraphKind.SPECULATIVE,
+        batch,
+        width=width,
+        draft_depth=depth,
+        packed_targets=packed,
+        drafts=True,
+        source=source,
+    )
 
 
 def _prompts(rng: random.Random, kind: GraphKind) -> list[GraphShape]:

@@ -7,12 +7,13 @@ that the simulated device itself refuses a frame that was submitted before the h
 from __future__ import annotations
 
 import numpy as np
+from numpy.typing import NDArray
 
 from flare.graphs.frames import Binding, Frame, History, LaneInput, LaneResult, Sampling, StageInput
 from flare.graphs.sim.rows import SimRows
 from flare.graphs.sim.tokens import TokenSource, mix
 from flare.machines.events import Dispatch
-from flare.machines.graph import GraphKind, GraphShape
+from flare.machines.graph import GraphKind, GraphShape, Source
 from flare.machines.ids import Fence, PageId, RequestHandle, RequestId
 from flare.machines.request import RequestSpec
 
@@ -67,8 +68,8 @@ class Host:
             spans=spec.spans,
         )
 
-    def lane(self, dispatch: Dispatch, *, prefills: bool) -> LaneInput:
-        """Its part of a frame."""
+    def lane(self, dispatch: Dispatch, source: Source, *, prefills: bool) -> LaneInput:
+        """Its part of a frame; a `source` of copies is given its proposals."""
         work, stage = dispatch.work, dispatch.stage
         handle = RequestHandle(work.slot, work.generation)
         binding = None if dispatch.pages is None else self.binding(dispatch.pages)
@@ -86,7 +87,14 @@ class Host:
             binding=binding,
             history=history_of(self.output) if self.spec.needs_feedback and work.emits else None,
             width=1 if prefills else work.tokens,
+            proposals=None if prefills or source is Source.DRAFT else self._copied(work.tokens - 1),
         )
+
+    def _copied(self, count: int) -> NDArray[np.int32]:
+        """So many proposals for what comes next: some right, the rest wrong."""
+        drawn = len(self.output)
+        right = self.expected[drawn : drawn + min(count, (self.id + drawn) % 4)]
+        return np.array((right + [-1] * count)[:count], np.int32)
 
     def take(self, result: LaneResult, *, ended: bool) -> None:
         """Take a delivered result. Raises AssertionError if a token is lost, doubled or another's."""

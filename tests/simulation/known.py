@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import NamedTuple
 
-from flare.machines.graph import GraphKind
+from flare.machines.graph import GraphKind, Source
 from flare.machines.ids import PageId, RequestHandle, RequestId, StateRow
 from flare.machines.request import RequestSpec
 
@@ -70,7 +70,8 @@ def _way(spec: RequestSpec) -> Iterator[Step | int]:
 
 @dataclass(slots=True)
 class Known:
-    """One request. `bound`: a frame has carried its present handle. `away` numbers those that lost their slot."""
+    """One request. `bound`: a frame has carried its present handle. `away` numbers those that lost their slot.
+    `offered` proposals can be copied for it."""
 
     id: RequestId
     spec: RequestSpec
@@ -88,7 +89,9 @@ class Known:
     terminal_ns: int = 0
     away: int = 0
     rates: Rates = field(default_factory=Rates)
-    estimates: Estimates | None = None
+    estimates: dict[Source, Estimates] = field(default_factory=dict)
+    forecast: Estimates | None = None
+    offered: int = 0
 
     @property
     def live(self) -> bool:

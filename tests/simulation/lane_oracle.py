@@ -8,14 +8,16 @@ and what it may give from the account as it stands now.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from flare.machines.allocation import allocate
 from flare.machines.events import Dispatch, SubmitFrame
-from flare.machines.graph import GraphKind, GraphShape
+from flare.machines.graph import GraphKind, GraphShape, Source
 from flare.machines.selection.view import RequestRow, View
 
 from .known import Known, Stage
-from .normalizer_oracle import round_tokens
+from .normalizer_oracle import round_targets, round_tokens
 
 if TYPE_CHECKING:
     from .oracle import Oracle
@@ -30,7 +32,7 @@ def check_lanes(oracle: Oracle, submit: SubmitFrame, view: View) -> None:
     shape, lanes = submit.plan.shape, submit.lanes
     assert 0 < len({lane.request for lane in lanes}) == len(lanes) <= shape.batch
     rows = {(row.slot, row.generation): row for row in view.requests}
-    prompts = []
+    prompts, rounds = list[Dispatch](), list[Dispatch]()
     for lane in lanes:
         known, work = oracle.requests[lane.request], lane.work
         assert known.handle == (work.slot, work.generation)
@@ -43,7 +45,10 @@ def check_lanes(oracle: Oracle, submit: SubmitFrame, view: View) -> None:
             prompts.append(lane)
             _check_prompt(known, lane, shape)
         else:
+            rounds.append(lane)
             _check_round(oracle, known, lane, shape, rows[work.slot, work.generation])
+    drawn_from = [rows[lane.work.slot, lane.work.generation] for lane in rounds]
+    _check_targets(shape, rounds, drawn_from, shared=submit.plan.allocates)
     assert sum(lane.work.tokens for lane in prompts) <= shape.prefill_tokens
     assert shape.kind is not GraphKind.MIXED or len(prompts) <= shape.prompt_rows
 
@@ -84,9 +89,22 @@ def _check_prompt(known: Known, lane: Dispatch, shape: GraphShape) -> None:
 def _check_round(oracle: Oracle, known: Known, lane: Dispatch, shape: GraphShape, row: RequestRow) -> None:
     work = lane.work
     assert known.stage is Stage.DECODE and shape.kind in STEP_KINDS and lane.stage is None
-    queued = sum(flight.lanes[known.id].work.tokens for flight in oracle.flights if known.id in flight.lanes)
-    assert known.produced + queued + work.tokens <= known.spec.max_tokens
-    assert work.tokens == 1 or known.estimates is not None, "proposals for a row that needs the host"
-    targets, tokens = round_tokens(row, shape.width)
-    assert work.emits and work.delivers and work.tokens == targets
-    assert math.isclose(work.expected_tokens, tokens)
+    works = [flight.lanes[known.id].work for flight in oracle.flights if known.id in flight.lanes]
+    assert known.produced + sum(work.tokens for work in works) + work.tokens <= known.spec.max_tokens
+    assert work.tokens == 1 or known.estimates, "proposals for a row that needs the host"
+    assert work.tokens - 1 <= (known.offered if shape.source is Source.COPY else shape.draft_depth)
+    most = round_targets(row, shape)
+    assert work.emits and work.delivers and 1 <= work.tokens <= most
+    assert (shape.ragged and not oracle.keeps_prefixes) or work.tokens == most, "a prefix is cut without need"
+
+
+def _check_targets(shape: GraphShape, lanes: Sequence[Dispatch], rows: Sequence[RequestRow], *, shared: bool) -> None:
+    """What rounds are to verify, and what is expected of it: by forecasts where the program shares its rows out."""
+    targets = [lane.work.tokens for lane in lanes]
+    if shared:
+        assert shape.ragged and shape.source is Source.DRAFT
+        assert targets == [round_targets(row, shape) for row in rows], "a ceiling is cut without need"
+        targets = allocate([row.forecast for row in rows], targets, shape.packed_targets)
+    assert not shape.packed_targets or sum(targets) <= shape.packed_targets
+    for lane, row, count in zip(lanes, rows, targets, strict=True):
+        assert math.isclose(lane.work.expected_tokens, round_tokens(row, shape, count))

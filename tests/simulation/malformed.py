@@ -6,6 +6,7 @@ of a lane that nobody waits for any longer spoils nothing; a wrong list of lanes
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Sequence
 
@@ -34,7 +35,7 @@ def spoil(
     def with_lane(changed: CompletionRecord) -> Records:
         return (*records[:lane], changed, *records[lane + 1 :])
 
-    match rng.randrange(7):
+    match rng.randrange(10):
         case 0:
             return (*records[:lane], *records[lane + 1 :]), True, set()
         case 1:
@@ -48,6 +49,13 @@ def spoil(
             return with_lane(replace(record, ended=EndReason.LENGTH)), False, {record.handle}
         case 5 if record.ended is EndReason.LENGTH:
             return with_lane(replace(record, ended=None)), False, {record.handle}
+        case 6 if record.verified:
+            return with_lane(replace(record, verified=record.verified + width)), False, {record.handle}
+        case 7 if record.verified:
+            return with_lane(replace(record, survival=(1.0,) * record.verified)), False, {record.handle}
+        case 8 if record.verified and record.confidence is not None:
+            planes = (record.confidence[0], (math.nan, *record.confidence[1][1:]))
+            return with_lane(replace(record, confidence=planes)), False, {record.handle}
         case _:
             wrong = record.committed + rng.choice((-record.committed - 1, -width, *beyond))
             return with_lane(replace(record, committed=wrong)), False, {record.handle}

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from flare.machines.graph import GraphKind
+from flare.machines.graph import GraphKind, GraphShape, Source
 from flare.machines.ids import RequestHandle
 from flare.machines.selection.view import GraphRow, Phase, RequestRow, View
 
@@ -24,10 +24,19 @@ def reach(position: int, boundary: int, spans: Sequence[tuple[int, int]], capaci
     return min([end, *cut]) - position
 
 
-def round_tokens(row: RequestRow, width: int) -> tuple[int, float]:
-    """Targets of a decoding row in a graph of this width, and the tokens that are expected of them."""
-    targets = min(width, len(row.survival) + 1, row.output_left)
-    return targets, 1.0 + sum(row.survival[: targets - 1])
+def round_targets(row: RequestRow, shape: GraphShape) -> int:
+    """Targets of a decoding row in a program that it has for itself."""
+    limits = (shape.width, shape.draft_depth + 1, len(_known(row, shape)) + 1, row.output_left)
+    return min(*limits, shape.packed_targets or shape.batch)
+
+
+def round_tokens(row: RequestRow, shape: GraphShape, targets: int) -> float:
+    """The tokens that are expected of so many targets."""
+    return 1.0 + sum(_known(row, shape)[: targets - 1])
+
+
+def _known(row: RequestRow, shape: GraphShape) -> tuple[float, ...]:
+    return row.copy_survival if shape.source is Source.COPY else row.survival
 
 
 def _row_rate(row: RequestRow, graphs: Iterable[GraphRow]) -> float | None:
@@ -36,7 +45,7 @@ def _row_rate(row: RequestRow, graphs: Iterable[GraphRow]) -> float | None:
         shape = graph.shape
         units = 0.0
         if row.phase is Phase.DECODE and shape.kind in STEPS and row.output_left > 0:
-            units = round_tokens(row, shape.width)[1]
+            units = round_tokens(row, shape, round_targets(row, shape))
         elif shape.kind in PROMPTS.get(row.phase, ()):
             units = reach(row.position, row.boundary, row.spans, shape.prefill_tokens)
             units += units > 0 and row.output_left > 0 and row.position + units == row.prompt_tokens

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from flare.machines.events import Deliver, Dispatch, Effect, RequestLost, RequestMoved, Retired, SubmitFrame
 from flare.machines.execution import Request
-from flare.machines.graph import GraphKind, GraphShape
+from flare.machines.graph import GraphKind, GraphShape, Source
 from flare.machines.ids import RequestHandle, RequestId
 from flare.machines.request import EndReason, RequestSpec
 from flare.machines.scheduler import Scheduler
@@ -54,6 +54,9 @@ class Report:
 
     committed: int
     ended: EndReason | None
+    verified: int
+    joint: tuple[float, ...]
+    survival: tuple[float, ...] | None
 
 
 class Oracle(Account):
@@ -79,6 +82,11 @@ class Oracle(Account):
         known = self.requests.get(request)
         if known is not None and known.produced and (known.advances or known.stage is Stage.AWAY):
             self._end(known, now_ns)
+
+    def offer(self, request: RequestId, proposals: int) -> None:
+        """So many proposals can be copied for it now."""
+        if (known := self.requests.get(request)) is not None:
+            known.offered = proposals
 
     def preempt(self, request: RequestId, now_ns: int) -> bool:
         """It is to give its slot up, if that can be. Returns whether it will."""
@@ -116,12 +124,14 @@ class Oracle(Account):
             assert len(self.flights) == 1, "three frames in flight"
             for kind in (shape.kind, self.flights[0].shape.kind):
                 assert kind in QUEUED_KINDS, f"{kind} overlaps"
+            assert shape.source is not Source.COPY, "a copy of what the host does not know yet"
             assert fresh and self.flights[0].fresh, "a frame of unknown or stale cost overlaps"
             for lane in submit.lanes:
                 assert not self.requests[lane.request].spec.needs_feedback, "queued without feedback"
         if plan.reason is Reason.TIMING_REFRESH:
             assert shape in self.seen_ns and not fresh, "a refresh of what is not stale"
-            self.refresh.open()
+        if plan.reason in self.ledgers:
+            self.ledgers[plan.reason].open()
         start_ns = max([now_ns, *(flight.finish_ns for flight in self.flights)])
         measured = view_rates(view)
         rates = {known.id: measured.get(known.handle, None) for known in self.requests.values() if known.live}
@@ -164,11 +174,15 @@ class Oracle(Account):
             start_ns += later.duration_ns
             later.finish_ns = start_ns
         wall_ns = now_ns - flight.submitted_ns
+        if flight.isolated and flight.submitted_ns == self.ended_ns and device_ns > 0:
+            self.gaps_ns.append(max(0, wall_ns - device_ns))
+        self.ended_ns = now_ns
         interval_ns = 0 if device_ns <= 0 else max(device_ns, wall_ns) if flight.isolated else device_ns
-        if flight.reason is Reason.TIMING_REFRESH:
-            self.refresh.pay(device_ns if device_ns > 0 else max(1, wall_ns))
+        if flight.reason in self.ledgers:
+            self.ledgers[flight.reason].pay(device_ns if device_ns > 0 else max(1, wall_ns))
         elif flight.reason is Reason.ORDINARY and not failed:
-            self.refresh.earn(interval_ns)
+            for episodes in self.ledgers.values():
+                episodes.earn(interval_ns)
         if failed:
             self._fail(flight)
             return
@@ -209,6 +223,7 @@ class Oracle(Account):
         prompt, ended = (work.tokens if known.prefills else 0), report.ended
         output = served - prompt
         self.serve(spec.client, prompt + 2 * output)
+        known.offered = 0
         known.consumed += prompt
         known.produced += output
         if prompt:
@@ -217,8 +232,8 @@ class Oracle(Account):
             if not known.prefills:
                 known.visible_ns = now_ns
                 ended = EndReason.LENGTH if spec.max_tokens == 0 else ended
-        elif work.tokens > 1 and known.estimates is not None:
-            self._learn(known, observed(work.tokens, served, ended is not None))
+        elif known.estimates:
+            self._learn(known, flight.shape.source, work.tokens, served, report)
         if output or ended or spec.scored:
             self.delivered[known.id] = ended
         if ended:
@@ -226,11 +241,13 @@ class Oracle(Account):
         elif known.stage is not Stage.LEAVING:
             known.go_on()
 
-    def _learn(self, known: Known, values: Sequence[float]) -> None:
-        assert known.estimates is not None
-        for index, value in enumerate(values):
-            known.estimates.depths[index].see(value, known.produced)
-            self.prior[index] += (value - self.prior[index]) / 64
+    def _learn(self, known: Known, source: Source, ceiling: int, served: int, report: Report) -> None:
+        targets = report.verified or ceiling
+        if targets > 1:
+            values = observed(targets, served, report.ended is not None, report.survival)
+            known.estimates[source].see(values, known.produced, self.priors[source])
+        if report.joint and known.forecast is not None:
+            known.forecast.see(report.joint[: ceiling - 1], known.produced, self.confidence)
 
     def _finish_stage(self, known: Known, flight: Flight) -> None:
         if known.stage is Stage.LEAVING:
@@ -288,7 +305,8 @@ class Oracle(Account):
         if newcomers:
             self._start(newcomers, scheduler, now_ns)
         if not self.flights and not any(known.live or known.terminal for known in self.requests.values()):
-            self.refresh.rest()
+            for episodes in self.ledgers.values():
+                episodes.rest()
 
     def _start(self, admitted: Sequence[Known], scheduler: Scheduler, now_ns: int) -> None:
         count = sum(known.live for known in self.requests.values())
@@ -320,7 +338,7 @@ class Oracle(Account):
         known.handle, known.pages = request.handle, pages
         if is_new and known.needs_row:
             self.take_row(known, request)
-        if is_new and self.prior and not known.spec.needs_feedback:
-            known.estimates = self.fresh_estimates()
+        if is_new:
+            self.believe(known)
         known.go_on()
         return known if is_new else None

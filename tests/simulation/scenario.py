@@ -10,6 +10,8 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from msgspec.structs import replace
+
 from flare.graphs.frames import Frame
 from flare.machines.graph import GraphShape
 from flare.machines.request import RequestSpec
@@ -42,7 +44,8 @@ class Rates:
 @dataclass(frozen=True, slots=True)
 class Scenario:
     """One seed. Times are nanoseconds; `idle_ns` is the pause between two bursts of arrivals. `throttled`: of so many
-    frames in a row, the last half takes three times as long (0: never)."""
+    frames in a row, the last half takes three times as long (0: never). `device_allocates`, `keeps_prefixes`: see
+    `Scheduler`; where it allocates, the device tells what it thinks of its proposals."""
 
     seed: int
     catalog: tuple[GraphShape, ...]
@@ -67,6 +70,8 @@ class Scenario:
     idle_ns: int
     tick_ns: int
     rates: Rates
+    device_allocates: bool
+    keeps_prefixes: bool
 
     def duration(self) -> Callable[[Frame], int]:
         """The time of a frame: its shape's cost, drifting as fences rise, with noise; a whole number of ticks."""
@@ -119,6 +124,8 @@ def scenario(seed: int) -> Scenario:
         idle_ns=rng.choice((0, 50 * MS, 40_000 * MS)),
         tick_ns=tick_ns,
         rates=_rates(rng),
+        device_allocates=rng.random() < 0.5,
+        keeps_prefixes=rng.random() < 0.2,
     )
 
 
@@ -142,7 +149,8 @@ def _policy(rng: random.Random) -> PolicyRow:
         first_output_age_price=rng.choice((0.0, 0.1, 1e3)),
     )
     waiting = PolicyRow(1.0, 1.0, 1.0, 0.3, 2.0, first_output_age_price=0.1)
-    return rng.choice((balanced, balanced, throughput, waiting, wild))
+    policy = rng.choice((balanced, balanced, throughput, waiting, wild))
+    return replace(policy, host_gap_pricing=rng.random() < 0.3)
 
 
 def _rates(rng: random.Random) -> Rates:

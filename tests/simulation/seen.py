@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from flare.graphs.sim.timing import Fault
 from flare.machines.graph import GraphKind
+from flare.machines.selection.view import Reason
 
 STAGES = (
     *("queued", "preparing", "prefilling", "in_flight", "decoding", "preempting", "preempted", "retiring", "ended"),
@@ -17,7 +18,8 @@ STAGES = (
 
 SEEN = {
     *("cancelled", "completed", "decisions", "delivered", "failed", "frames_1", "frames_2", "lost"),
-    *("refused", "refused_commits", "stopped", "preempted", "parked", "retired", "timing_refresh", "malformed"),
+    *("refused", "refused_commits", "stopped", "preempted", "parked", "retired", "malformed", "copies", "allocated"),
+    *(reason.value for reason in Reason),
     *(fault.value for fault in (Fault.FAILED, Fault.UNTIMED, Fault.LATE)),
     *(kind.value for kind in GraphKind),
     *(f"cancelled_{stage}" for stage in STAGES),

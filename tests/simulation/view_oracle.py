@@ -7,9 +7,13 @@ prices are compared as logarithms with the scale added back, so that it does not
 from __future__ import annotations
 
 import math
+import statistics
+from collections.abc import Sequence
 
+from flare.machines.graph import Source
 from flare.machines.selection.view import Phase, RequestRow, View
 
+from .acceptance_oracle import Estimates
 from .account import close
 from .known import Known
 from .oracle import Flight, Oracle
@@ -24,7 +28,12 @@ def check_view(oracle: Oracle, view: View, now_ns: int) -> None:
     assert view.overrun == (bool(flights) and now_ns > flights[0].finish_ns)
     window = [(frame.fence, frame.shape, frame.expected_finish_ns) for frame in view.window]
     assert window == [(flight.fence, flight.shape, flight.finish_ns) for flight in flights]
-    assert view.refresh_funded == oracle.refresh.funded
+    probe = oracle.ledgers.get("acceptance_probe")
+    assert view.refresh_funded == oracle.ledgers["timing_refresh"].funded
+    assert view.probe_funded == (probe is not None and probe.funded)
+    assert view.keeps_prefixes == oracle.keeps_prefixes
+    priced = view.policy.host_gap_pricing and bool(oracle.gaps_ns)
+    assert view.host_gap_ms == (statistics.median(oracle.gaps_ns[-9:]) / 1e6 if priced else 0.0)
     assert view.queued_requests == sum(known.waits for known in oracle.requests.values())
     assert math.isclose(view.value_scale, math.exp(-view.log_scale)) and view.log_scale >= 0.0
     served = [known for known in oracle.requests.values() if known.live or known.terminal]
@@ -61,9 +70,7 @@ def _check_row(oracle: Oracle, known: Known, row: RequestRow, view: View) -> Non
     emitted = sum(work.tokens if work.delivers else work.emits for work in works)
     assert row.output_left == max(0, spec.max_tokens - known.produced - emitted)
     assert (row.last_fence, row.needs_feedback) == (known.last_fence, spec.needs_feedback)
-    survival = [] if known.estimates is None else known.estimates.survival()
-    assert len(survival) == len(row.survival) == len(row.scored_survival)
-    assert all(math.isclose(*pair, rel_tol=1e-9) for pair in zip(survival, row.survival, strict=True))
+    _check_proposals(known, row, oracle.exponent, hopeful=view.probe_funded and phase is Phase.DECODE)
     assert row.age_ms >= 0.0
     since_ns = known.terminal_ns if known.terminal else known.arrived_ns
     if phase is Phase.DECODE:
@@ -80,6 +87,25 @@ def _check_row(oracle: Oracle, known: Known, row: RequestRow, view: View) -> Non
             log = log_price(rate) if coefficient > 0.0 and not known.terminal else 0.0
             # A price that vanishes beside the greatest of its view is worth nothing; its logarithm is lost.
             assert close(math.log(price) + view.log_scale, log) if price > 1e-290 else log - view.log_scale < -600.0
+
+
+def _check_proposals(known: Known, row: RequestRow, exponent: float, *, hopeful: bool) -> None:
+    """What is expected of proposals; `hopeful`: at best, too."""
+    _same(row.forecast, [] if known.forecast is None else known.forecast.survival())
+    drafts = (row.survival, row.scored_survival, row.optimistic, row.weights)
+    copies = (row.copy_survival, row.copy_scored_survival, row.copy_optimistic, row.copy_weights)
+    for source, (survival, scored, bounds, weights) in {Source.DRAFT: drafts, Source.COPY: copies}.items():
+        estimates, most = known.estimates.get(source, Estimates()), None if source is Source.DRAFT else known.offered
+        _same(survival, estimates.survival()[:most])
+        _same(scored, [one**exponent for one in survival])
+        known_bounds = estimates.optimistic(known.produced)[:most] if hopeful else []
+        _same(bounds, [one**exponent for one in known_bounds])
+        _same(weights, estimates.weights(known.produced)[:most] if hopeful else [])
+
+
+def _same(found: Sequence[float], expected: Sequence[float]) -> None:
+    assert len(found) == len(expected)
+    assert all(math.isclose(*pair, rel_tol=1e-9) for pair in zip(found, expected, strict=True))
 
 
 def _expected(flight: Flight, known: Known) -> tuple[float, bool, int]:

@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from flare.graphs.frames import Completion, Frame, LaneResult
+from flare.graphs.frames import Frame, LaneResult
 from flare.graphs.sim.acceptance import RandomAcceptance
 from flare.graphs.sim.core import SimCore
 from flare.graphs.sim.timing import Fault, Faults
@@ -26,7 +26,7 @@ from flare.machines.events import (
     Arrive,
     CancelRequest,
     CompleteFrame,
-    CompletionRecord,
+    CopyOffered,
     Deliver,
     Event,
     HostStop,
@@ -38,18 +38,19 @@ from flare.machines.events import (
     Retired,
     SubmitFrame,
 )
-from flare.machines.graph import GraphKind
+from flare.machines.graph import GraphKind, Source
 from flare.machines.ids import Fence, RequestHandle, RequestId
 from flare.machines.pages import PagePool
 from flare.machines.scheduler import Scheduler
 from flare.machines.selection.board import Board
 from flare.machines.selection.select import decide, select
-from flare.machines.selection.view import Decision, Plan, Reason, View
+from flare.machines.selection.view import Decision, Plan, View
 from flare.machines.waiting import WaitingQueue
 
 from .host import TOKENS, Host
 from .malformed import spoil
 from .oracle import Oracle, Report
+from .records import check_counters, records_of, report_of
 from .scenario import MS, Scenario
 from .seen import STAGES
 from .view_oracle import check_view
@@ -74,7 +75,10 @@ class World:
             adaptation_ms=scenario.adaptation_ms,
             state_rows=scenario.state_rows,
             adaptive_verification_alpha=scenario.exponent,
+            device_allocates=scenario.device_allocates,
+            keeps_prefixes=scenario.keeps_prefixes,
         )
+        acceptance = RandomAcceptance(seed=scenario.seed, mean=0.6, spread=0.4)
         self.faults: dict[Fence, Fault] = {}
         self.sim = SimCore(
             scenario.slots,
@@ -83,7 +87,8 @@ class World:
             scenario.duration(),
             tokens=TOKENS,
             faults=Faults(self.faults, late_ns=self.rng.choice((MS, 30 * MS))),
-            acceptance=RandomAcceptance(seed=scenario.seed, mean=0.6, spread=0.4),
+            acceptance=acceptance,
+            confidence=acceptance.confidence if scenario.device_allocates else None,
             state_rows=scenario.state_rows,
             strict=True,
         )
@@ -99,7 +104,10 @@ class World:
             ttl_ns=scenario.estimate_ttl_ns,
             weights=scenario.weights,
             retires=any(shape.kind is GraphKind.TERMINAL_SNAPSHOT for shape in scenario.catalog),
+            keeps_prefixes=scenario.keeps_prefixes,
+            exponent=scenario.exponent,
         )
+        self.copies = any(shape.source is Source.COPY for shape in scenario.catalog)
         self.queue: list[tuple[int, float, int, Callable[[], None]]] = []
         self.hosts: dict[RequestId, Host] = {}
         self.cancel_at: dict[RequestId, str] = {}
@@ -201,7 +209,7 @@ class World:
         """Somebody wants its slot."""
         leaves = self.oracle.preempt(request, self.now_ns)
         self.counts["preempted"] += leaves
-        if leaves and self.rng.random() < self.scenario.rates.cancel:
+        if leaves and self.rng.random() < 3.0 * self.scenario.rates.cancel:
             self.cancel_at[request] = self.rng.choice(("preempting", "preempted"))
         self.apply(PreemptRequest(request))
 
@@ -259,6 +267,10 @@ class World:
                 self.stop(effect.request)
             else:
                 self.later(self.rng.choice((0, 5 * MS)), lambda: self.stop(effect.request))
+        if self.copies and not host.over:
+            proposals = self.rng.choice((0, 1, 2, 4, 9))
+            self.oracle.offer(effect.request, proposals)
+            self.apply(CopyOffered(effect.request, proposals))
 
     def publish(self, request: RequestId, fence: Fence) -> None:
         """Text reached the client's buffer."""
@@ -326,10 +338,15 @@ class World:
                 self.counts[fault.value] += 1
                 self.faults[effect.fence] = fault
         self.counts[effect.plan.shape.kind.value] += 1
-        self.counts["timing_refresh"] += effect.plan.reason is Reason.TIMING_REFRESH
+        self.counts[effect.plan.reason.value] += 1
+        self.counts["copies"] += effect.plan.shape.source is Source.COPY
+        self.counts["allocated"] += effect.plan.allocates
         prefills = {lane.request: self.oracle.requests[lane.request].prefills for lane in effect.lanes}
-        lanes = tuple(self.hosts[lane.request].lane(lane, prefills=prefills[lane.request]) for lane in effect.lanes)
-        frame = Frame(effect.fence, effect.plan.shape, lanes)
+        source = effect.plan.shape.source
+        lanes = tuple(
+            self.hosts[lane.request].lane(lane, source, prefills=prefills[lane.request]) for lane in effect.lanes
+        )
+        frame = Frame(effect.fence, effect.plan.shape, lanes, effect.plan.allocates)
         self.sim.submit(frame, self.now_ns)
         self.submitted.append(frame)
         self.expect_completion()
@@ -354,7 +371,10 @@ class World:
         """The device reports the end of its oldest frame, perhaps wrongly."""
         self.awaits_completion = False
         completion, frame = self.sim.finish(self.now_ns), self.submitted.popleft()
-        records, wrong = _records(completion), set[RequestHandle]()
+        records, wrong = (
+            records_of(self.rng, completion, tells_survival=self.scenario.seed % 3 == 0),
+            set[RequestHandle](),
+        )
         broken = False
         known = {known.handle: known for known in self.oracle.requests.values()}
         if records and not self.calm and self.rng.random() < self.scenario.rates.malformed:
@@ -369,31 +389,10 @@ class World:
         self.counts["failed"] += failed
         reports = dict[RequestId, Report]()
         if not failed:
-            self.check_counters(completion, {handle: k.id for handle, k in known.items() if handle is not None})
-            reports = {known[record.handle].id: Report(record.committed, record.ended) for record in records}
+            ids = {handle: one.id for handle, one in known.items() if handle is not None}
+            check_counters(self.oracle, completion, ids)
+            reports = {known[record.handle].id: report_of(record) for record in records}
         self.oracle.complete(frame.fence, completion.device_ns, failed, reports, self.now_ns)
         event = CompleteFrame(completion.fence, completion.device_ns, records, completion.error)
         self.apply(event, completion.results)
         self.expect_completion()
-
-    def check_counters(self, completion: Completion, ids: dict[RequestHandle, RequestId]) -> None:
-        """The device's counters of lanes that count go on from the second account by what the lane was to do."""
-        flight = self.oracle.flights[0]
-        for result in completion.results:
-            known = self.oracle.requests[ids[result.handle]]
-            if not self.oracle.counts(known.id):
-                continue
-            lane = flight.lanes[known.id]
-            before, work = known.committed, lane.work
-            if lane.stage is not None:
-                # After a host's stop, rounds that were in flight had gone on with a row that is now given up.
-                beyond = lane.stage.retires and lane.stage.state_row is None and result.committed > before
-                assert beyond or result.committed == (lane.stage.restored_tokens or before)
-            elif known.prefills:
-                assert result.committed == before + work.tokens + work.emits
-            else:
-                assert before < result.committed <= before + work.tokens
-
-
-def _records(completion: Completion) -> tuple[CompletionRecord, ...]:
-    return tuple(CompletionRecord(result.handle, result.committed, result.ended) for result in completion.results)

@@ -11,11 +11,13 @@ from typing import Any
 
 import pytest
 
+from flare.machines.graph import GraphShape
 from flare.machines.selection.view import Candidate, Decision, Hold, LaneWork, Phase, Plan, RequestRow, View
 
 from .choices import Choice, Expected, Identity, Oracle
 from .drafts import Draft
-from .values import emits
+from .shares import allocates
+from .values import chances, emits
 
 CLOSE = 1e-9
 
@@ -31,23 +33,24 @@ def work_of(plan: Plan) -> Identity:
     )
 
 
-def lane_work(row: RequestRow, tokens: int) -> LaneWork:
-    """What a lane must say of itself."""
+def lane_work(row: RequestRow, tokens: int, shape: GraphShape, expected_rows: int) -> LaneWork:
+    """What a lane must say of itself; `expected_rows` are those that a round of output is expected to verify for it."""
     if not tokens:
         return LaneWork(row.slot, row.generation, row.position, 0, emits=False, delivers=False, expected_tokens=0.0)
     decoding = row.phase is Phase.DECODE
     ends = decoding or emits(row, tokens)
-    expected = 1.0 + sum(row.survival[: tokens - 1]) if decoding else float(tokens + ends)
+    expected = 1.0 + sum(chances(row, shape)[0][: expected_rows - 1]) if decoding else float(tokens + ends)
     return LaneWork(
         row.slot, row.generation, row.position, tokens, emits=ends, delivers=decoding, expected_tokens=expected
     )
 
 
-def check_lanes(view: View, lanes: Iterable[LaneWork]) -> None:
+def check_lanes(view: View, lanes: Iterable[LaneWork], shape: GraphShape, draft: Draft) -> None:
     """Every field of every lane."""
     rows = {row.slot: row for row in view.requests}
+    used = {lane.row.slot: lane.tokens for lane in draft.decoders}
     for lane in lanes:
-        wanted = lane_work(rows[lane.slot], lane.tokens)
+        wanted = lane_work(rows[lane.slot], lane.tokens, shape, used.get(lane.slot, lane.tokens))
         assert lane.expected_tokens == pytest.approx(wanted.expected_tokens, rel=1e-12)
         assert (lane.generation, lane.start) == (wanted.generation, wanted.start)
         assert (lane.emits, lane.delivers) == (wanted.emits, wanted.delivers)
@@ -59,11 +62,12 @@ def check_plan(view: View, plan: Plan, choice: Choice) -> None:
     age = view.now_ns - graph.observed_at_ns if graph.duration_ns else None
     assert (plan.duration_ns, plan.observation_age_ns) == (graph.duration_ns, age)
     assert plan.log_scale == view.log_scale
-    check_lanes(view, plan.lanes)
+    assert plan.allocates == allocates(view, plan.shape)
+    check_lanes(view, plan.lanes, plan.shape, choice.draft)
     if plan.following is not None:
         assert choice.draft.following is not None
         assert plan.following.duration_ns == choice.draft.following.duration_ns
-        check_lanes(view, plan.following.lanes)
+        check_lanes(view, plan.following.lanes, plan.following.shape, choice.draft)
 
 
 def close_to(draft: Draft) -> Any:

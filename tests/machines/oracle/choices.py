@@ -12,11 +12,15 @@ from functools import cached_property
 from itertools import pairwise
 from typing import Any
 
-from flare.machines.graph import GraphKind, GraphShape
+import msgspec
+
+from flare.machines.graph import GraphKind, GraphShape, Source
 from flare.machines.selection.view import GraphRow, Hold, Phase, Reason, RequestRow, View
 
 from .drafts import Draft, Drafts, decode_rows, packed, prompt_rows
-from .values import Lane, Number, Values, serving
+from .probes import probes
+from .shares import asked
+from .values import Lane, Number, Values, drains, queueable, serving
 
 Work = tuple[tuple[int, int], ...]
 Identity = tuple[GraphShape, Work, GraphShape | None, Work]
@@ -65,7 +69,26 @@ class Oracle:
     @cached_property
     def ranked(self) -> list[Draft]:
         """Every enumerated candidate by value, barred ones too."""
-        return sorted(self.drafts.all(), key=lambda draft: (draft.known, -draft.score))
+        drafts = list(self.drafts.all())
+        if self.values.gap:
+            drafts = [draft for draft in drafts if not self._by_cohort(draft)] + self._delayed(drafts)
+        return sorted(drafts, key=_rank)
+
+    @staticmethod
+    def _by_cohort(draft: Draft) -> bool:
+        """Whether the host gap of a candidate depends on whom it serves."""
+        return draft.following is None and bool(draft.decoders) and not drains(draft.graph)
+
+    def _delayed(self, drafts: list[Draft]) -> list[Draft]:
+        """Of each round whose gap depends on its cohort the best one, chosen without the gap; of those too close to
+        tell, which may differ in their gaps, the one that goes first among equals."""
+        best: dict[GraphShape, list[Draft]] = {}
+        for draft in sorted(filter(self._by_cohort, drafts), key=_rank):
+            rivals = best.setdefault(draft.graph.shape, [])
+            if (not rivals or _level(rivals[0], draft, 1e-11)) and not self.barred(draft):
+                rivals.append(draft)
+        chosen = [min(rivals, key=lambda draft: self.choice(draft).key[3:]) for rivals in best.values() if rivals]
+        return [self.drafts.delayed(draft) for draft in chosen]
 
     # Filters
 
@@ -92,12 +115,32 @@ class Oracle:
     def _redundant(self, draft: Draft, graph: GraphRow) -> bool:
         """A smaller graph of tokens does the same for the same requests."""
         rows = [lane.row for lane in draft.prompts]
+        if not draft.following and self._supplied_too_little(draft, graph.shape):
+            return True
         return any(
             _smaller(other.shape, graph.shape)
+            and not (other.shape.ragged and draft.following)
             and len(rows) <= prompt_rows(other)
             and len(draft.decoders) <= decode_rows(other, len(rows))
+            and (not other.shape.ragged or sum(ln.tokens for ln in draft.decoders) <= other.shape.packed_targets)
             and (not rows or packed(rows, other.shape.prefill_tokens) == [lane.tokens for lane in draft.prompts])
             and not self._left_out(draft, other)
+            for other in self.view.graphs
+        )
+
+    def _supplied_too_little(self, draft: Draft, shape: GraphShape) -> bool:
+        """A program of copies would not even fill one of fewer proposals."""
+        family = [graph.shape for graph in self.view.graphs if graph.shape.width == shape.width]
+        if shape.source is not Source.COPY or any(s.ragged and s.source is Source.COPY for s in family):
+            return False
+        most = max(lane.tokens for lane in draft.decoders)
+        return any(
+            other.shape.kind is shape.kind
+            and (other.shape.source is Source.COPY or other.shape.width == 1)
+            and not other.shape.ragged
+            and other.shape.drafts
+            and most <= other.shape.width < shape.width
+            and len(draft.decoders) <= other.shape.batch <= shape.batch
             for other in self.view.graphs
         )
 
@@ -130,8 +173,8 @@ class Oracle:
         last = sorted(self.drafts.last_stage(kind), key=serving)
         if following is None:
             return last
-        values, graph_ms = self.values, self.values.ms(draft.graph)
-        until = graph_ms + values.ms(following)
+        values, graph_ms = self.values, self.values.spent(draft.graph)
+        until = graph_ms + values.spent(following)
 
         def worth(lane: Lane) -> Number:
             return lane.value(until) if draft.known else lane.service
@@ -148,22 +191,22 @@ class Oracle:
 
     def choice(self, draft: Draft) -> Choice:
         """Spell a candidate out."""
-        tokens = tuple(sorted((lane.row.slot, lane.tokens) for lane in draft.prompts + draft.decoders))
         shape, following = draft.graph.shape, draft.following
+        used = draft.prompts + draft.decoders
+        tokens = tuple(sorted((lane.row.slot, asked(self.view, lane, following or draft.graph)) for lane in used))
         if following is None and not draft.operations:
             lanes, then = tokens, tokens[:0]
-            padding = _positions(shape) - sum(n for _, n in tokens)
+            padding = _positions(shape) - sum(lane.tokens for lane in used)
         else:
             slots = sorted(self._first_rows(draft, shape.batch) or ())
             lanes, then = tuple((slot, 0) for slot in slots), tokens
             padding = shape.batch - len(slots)
         served = sorted({slot for slot, _ in lanes + then})
         after = tuple(slot for slot, _ in then)
-        duration = draft.graph.duration_ns + (following.duration_ns if following else 0)
         key = (
             draft.known,
             -draft.score,
-            duration if draft.known else 0,
+            draft.whole,
             -len(served),
             self._fences(served),
             padding,
@@ -208,22 +251,34 @@ class Oracle:
         ordered = [sorted(choices, key=lambda choice: choice.key) for choices in spelled]
         return min(ordered, key=seniority, default=[])
 
+    def probing(self, winner: Choice, behind: float = 0.0) -> list[Choice]:
+        """What displaces a measured `winner` where an acceptance probe is funded, those too close to tell included."""
+        if not self.view.probe_funded or self.view.keeps_prefixes or not winner.draft.known:
+            return []
+        hopeful = Oracle(hoping(self.view), self.values.number)
+        best: dict[GraphShape, Choice] = {}
+        for draft in hopeful.ranked:
+            if draft.known and draft.following is None and draft.graph.shape not in best and not hopeful.barred(draft):
+                best[draft.graph.shape] = hopeful.choice(draft)
+        return probes(winner, list(best.values()), self.values, behind)
+
     def expected(self, behind: float = 0.0) -> Expected:
         """The whole answer, of equals and of those at most `behind` worse the first."""
         best = self.best(behind)
         if not best:
             return Expected([], None, Hold.NOTHING_READY)
         refreshed = self.refreshed(best[0], behind)
-        choices = refreshed or best
-        graph = choices[0].graph
-        reason = Reason.TIMING_REFRESH if refreshed else Reason.ORDINARY if graph.duration_ns else Reason.DISCOVERY
+        probing = [] if refreshed else self.probing(best[0], behind)
+        choices = refreshed or probing or best
+        reason = Reason.ORDINARY if choices[0].graph.duration_ns else Reason.DISCOVERY
+        reason = Reason.TIMING_REFRESH if refreshed else Reason.ACCEPTANCE_PROBE if probing else reason
         alone = self.alone(choices[0])
         by_shape = {row.shape: row for row in self.view.graphs}
         flying = [by_shape.get(frame.shape) for frame in self.view.window]
         hold = None
         if self.view.window and self.view.overrun:
             hold = Hold.OVERRUN
-        elif self.view.window and (alone or not all(row and self._may_overlap(row) for row in flying)):
+        elif self.view.window and (alone or not all(row and queueable(row) for row in flying)):
             hold = Hold.WAITING_FOR_DRAIN
         return Expected(choices, reason, hold)
 
@@ -239,12 +294,7 @@ class Oracle:
 
     def alone(self, choice: Choice) -> bool:
         """Whether a plan needs an empty window."""
-        return not self._may_overlap(choice.graph) or any(self.rows[slot].needs_feedback for slot, _ in choice.lanes)
-
-    @staticmethod
-    def _may_overlap(graph: GraphRow) -> bool:
-        queueable = graph.shape.kind in (GraphKind.DECODE, GraphKind.SPECULATIVE)
-        return queueable and graph.duration_ns > 0 and not graph.stale
+        return drains(choice.graph) or any(self.rows[slot].needs_feedback for slot, _ in choice.lanes)
 
 
 def _level(best: Draft, other: Draft, behind: float) -> bool:
@@ -257,6 +307,19 @@ def _level(best: Draft, other: Draft, behind: float) -> bool:
     return bool(best.score - other.score <= behind * max(abs(best.score), 1e-3 * sides))
 
 
+def hoping(view: View) -> View:
+    """The same view with all yields at their optimistic estimates."""
+    rows = [
+        msgspec.structs.replace(row, scored_survival=row.optimistic, copy_scored_survival=row.copy_optimistic)
+        for row in view.requests
+    ]
+    return msgspec.structs.replace(view, requests=tuple(rows))
+
+
+def _rank(draft: Draft) -> tuple[bool, Number]:
+    return draft.known, -draft.score
+
+
 def _extents(shape: GraphShape, *, prompts: bool = True) -> tuple[Any, ...]:
     """What tells shapes apart; without the prompt capacity if `prompts` is false."""
     fixed: Iterable[Any] = (shape.kind, shape.batch, shape.prompt_rows, shape.width, shape.draft_depth, shape.drafts)
@@ -264,11 +327,13 @@ def _extents(shape: GraphShape, *, prompts: bool = True) -> tuple[Any, ...]:
 
 
 def _smaller(one: GraphShape, other: GraphShape) -> bool:
-    """Same kind and round; no capacity greater, and one smaller."""
+    """Same kind, source and round; no capacity greater, and one smaller."""
     if (one.kind, one.width, one.draft_depth, one.drafts) != (other.kind, other.width, other.draft_depth, other.drafts):
         return False
-    mine = one.batch, one.prefill_tokens, one.prompt_rows
-    theirs = other.batch, other.prefill_tokens, other.prompt_rows
+    if one.source is not other.source:
+        return False
+    mine = one.batch, one.prefill_tokens, one.prompt_rows, one.packed_targets
+    theirs = other.batch, other.prefill_tokens, other.prompt_rows, other.packed_targets
     return mine != theirs and all(a <= b for a, b in zip(mine, theirs, strict=True))
 
 
@@ -276,4 +341,4 @@ def _positions(shape: GraphShape) -> int:
     """Token positions of a graph of tokens."""
     if shape.kind is GraphKind.MIXED:
         return shape.prefill_tokens + (shape.batch - 1) * shape.width
-    return shape.prefill_tokens or shape.batch * shape.width
+    return shape.prefill_tokens or shape.packed_targets or shape.batch * shape.width

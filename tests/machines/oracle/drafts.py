@@ -7,12 +7,13 @@ worthless ones too; only rows that advance for free are spelled out afterwards, 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import combinations
 
 from flare.machines.graph import SNAPSHOT_KINDS, STAGE_KINDS, GraphKind
 from flare.machines.selection.view import GraphRow, Phase, RequestRow
 
+from .shares import cohorts
 from .values import SERVED_BY, Chain, Lane, Number, Values, consumed, reach
 
 Subsets = list[tuple[Number, Number, tuple[Lane, ...]]]
@@ -26,7 +27,8 @@ class Draft:
 
     `prompts` and `decoders` are the lanes of its graph of tokens, `graph` itself or else `following`; those that a
     prerequisite enables have stages. `operations` are the lanes of value in a graph of stages: terminal rows and
-    chains. `gain` and `cost` are the two sides of the score, for judging how exact a difference of them can be.
+    chains. `gain` and `cost` are the two sides of the score, for judging how exact a difference of them can be. `whole`
+    is the time that it is divided by.
     """
 
     graph: GraphRow
@@ -38,6 +40,7 @@ class Draft:
     score: Number
     gain: Number
     cost: Number
+    whole: Number
 
     @property
     def enabled(self) -> tuple[Lane, ...]:
@@ -104,7 +107,8 @@ class Drafts:
             yield from self._operations(graph)
             if graph.shape.kind in PREREQUISITES:
                 for following in self.tokens:
-                    yield from self._pairs(graph, following)
+                    if not following.shape.ragged:
+                        yield from self._pairs(graph, following)
 
     def _draft(
         self,
@@ -119,10 +123,19 @@ class Drafts:
         values = self.values
         known = graph.duration_ns > 0 and (following is None or following.duration_ns > 0)
         if not known:
-            return Draft(graph, following, prompts, decoders, operations, False, service, service, self.zero)
-        whole = values.ms(graph) + (values.ms(following) if following else self.zero)
+            return Draft(graph, following, prompts, decoders, operations, False, service, service, self.zero, self.zero)
+        whole = values.spent(graph) + (values.spent(following) if following else self.zero)
         gain, cost = value / whole, whole * values.waiting_cost / 2 + values.gap_cost(whole)
-        return Draft(graph, following, prompts, decoders, operations, True, gain - cost, gain, cost)
+        return Draft(graph, following, prompts, decoders, operations, True, gain - cost, gain, cost, whole)
+
+    def delayed(self, draft: Draft) -> Draft:
+        """A round with the host gap that it has for one of its rows alone."""
+        whole = self.values.spent(draft.graph, [lane.row for lane in draft.decoders])
+        if not draft.known or whole == draft.whole:
+            return draft
+        gain = sum((lane.value(whole) for lane in draft.decoders), self.zero) / whole
+        cost = whole * self.values.waiting_cost / 2 + self.values.gap_cost(whole)
+        return replace(draft, score=gain - cost, gain=gain, cost=cost, whole=whole)
 
     def _prompt_cohorts(self, graph: GraphRow) -> Iterator[tuple[Lane, ...]]:
         """Each ready prompt row alone, and the first two and more of the packing order."""
@@ -137,7 +150,12 @@ class Drafts:
                     yield tuple(self.values.prompt_lane(r, n) for r, n in zip(rows, tokens, strict=True))
 
     def _single(self, graph: GraphRow) -> Iterator[Draft]:
-        whole, shape = self.values.ms(graph), graph.shape
+        whole, shape = self.values.spent(graph), graph.shape
+        if shape.ragged:
+            for chosen in cohorts(self.values, graph):
+                value, service = sum((lane.value(whole) for lane in chosen), self.zero), self.zero
+                yield self._draft(graph, value, sum((lane.service for lane in chosen), service), (), chosen)
+            return
         prompts = list(self._prompt_cohorts(graph)) if shape.prefill_tokens else []
         for cohort in ((), *prompts):
             fixed, fixed_service = (
@@ -145,7 +163,7 @@ class Drafts:
                 sum((lane.service for lane in cohort), self.zero),
             )
             most = decode_rows(graph, len(cohort))
-            lanes = [self.values.decode_lane(row, shape.width) for row in self.values.decoders] if most else []
+            lanes = [self.values.decode_lane(row, shape) for row in self.values.decoders] if most else []
             for value, service, chosen in _subsets(lanes, most, whole, self.zero):
                 if cohort or chosen:
                     yield self._draft(graph, fixed + value, fixed_service + service, cohort, chosen)
@@ -165,7 +183,7 @@ class Drafts:
         return [r for r in self.requests if r.stages == (kind,)]
 
     def _operations(self, graph: GraphRow) -> Iterator[Draft]:
-        kind, whole = graph.shape.kind, self.values.ms(graph)
+        kind, whole = graph.shape.kind, self.values.spent(graph)
         lanes = [self.chain_lane(row, whole) for row in self.next_stage(kind)]
         if kind in SNAPSHOT_KINDS:
             lanes += [self.values.terminal_lane(row) for row in self.values.terminals]
@@ -187,12 +205,12 @@ class Drafts:
                 yield (lane,)
 
     def _pairs(self, graph: GraphRow, following: GraphRow) -> Iterator[Draft]:
-        values, zero, width = self.values, self.zero, following.shape.width
-        first, whole = values.ms(graph), values.ms(graph) + values.ms(following)
+        values, zero, shape = self.values, self.zero, following.shape
+        first, whole = values.spent(graph), values.spent(graph) + values.spent(following)
         enabled = [r for r in self.last_stage(graph.shape.kind) if r.phase is not Phase.TERMINAL]
         decodes = following.shape.kind in SERVED_BY[Phase.DECODE]
-        newly = [values.decode_lane(r, width) for r in enabled if decodes and r.phase is Phase.DECODE and r.output_left]
-        ready = [values.decode_lane(r, width) for r in values.decoders] if decodes else []
+        newly = [values.decode_lane(r, shape) for r in enabled if decodes and r.phase is Phase.DECODE and r.output_left]
+        ready = [values.decode_lane(r, shape) for r in values.decoders] if decodes else []
         terminal = [values.terminal_lane(r) for r in values.terminals]
         if graph.shape.kind not in SNAPSHOT_KINDS:
             terminal = []

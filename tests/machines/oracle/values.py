@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from flare.machines.graph import GraphKind
+from flare.machines.graph import GraphKind, GraphShape, Source
 from flare.machines.selection.view import GraphRow, Phase, RequestRow, View
 
 Number = Any
@@ -78,9 +78,29 @@ def emits(row: RequestRow, tokens: int) -> bool:
     return row.output_left > 0 and row.position + tokens == row.prompt_tokens
 
 
-def targets(row: RequestRow, width: int) -> int:
-    """Target positions of a decoding row at a width."""
-    return min(width, len(row.survival) + 1, row.output_left)
+def chances(row: RequestRow, shape: GraphShape) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """What the proposals of a program's source may come to for a row: plain, and for scores."""
+    if shape.source is Source.COPY:
+        return row.copy_survival, row.copy_scored_survival
+    return row.survival, row.scored_survival
+
+
+def targets(row: RequestRow, shape: GraphShape) -> int:
+    """Target positions of a decoding row in a program that nobody else has a part in."""
+    if shape.width == 1:
+        return 1
+    packed = shape.packed_targets
+    return min(shape.width, shape.draft_depth + 1, packed, len(chances(row, shape)[0]) + 1, row.output_left)
+
+
+def queueable(graph: GraphRow) -> bool:
+    """Whether frames of a graph can be in flight with others."""
+    return graph.shape.kind in (GraphKind.DECODE, GraphKind.SPECULATIVE) and graph.duration_ns > 0 and not graph.stale
+
+
+def drains(graph: GraphRow) -> bool:
+    """Whether a graph needs an empty window, whomever it serves."""
+    return not queueable(graph) or graph.shape.source is Source.COPY
 
 
 class Values:
@@ -117,7 +137,8 @@ class Values:
         )
         self._sigma: dict[int, Number | None] = {}
         self._price: dict[int, Number] = {}
-        self._lane: dict[tuple[int, int], Lane] = {}
+        self._lane: dict[tuple[int, Source, int], Lane] = {}
+        self.gap = number(view.host_gap_ms)
 
     def graphs(self, kinds: Iterable[GraphKind]) -> list[GraphRow]:
         """The prepared graphs of `kinds`, in the catalog's order."""
@@ -127,6 +148,11 @@ class Values:
     def ms(self, graph: GraphRow) -> Number:
         """T; 0 if unknown."""
         return self.number(graph.duration_ns) / 1_000_000
+
+    def spent(self, graph: GraphRow, cohort: Iterable[RequestRow] = ()) -> Number:
+        """T as scores have it: with the host gap where the window must be empty."""
+        waits = drains(graph) or any(row.needs_feedback for row in cohort)
+        return self.ms(graph) + self.gap if waits and graph.duration_ns else self.ms(graph)
 
     # Reference intervals and normalizers
 
@@ -170,16 +196,17 @@ class Values:
             if not graph.duration_ns:
                 continue
             if row.phase is Phase.DECODE:
-                tokens = self.expected(row, targets(row, graph.shape.width))
+                tokens = self.expected(row, graph.shape)
             else:
                 chunk = consumed(row, graph.shape.prefill_tokens)
                 tokens = self.number(chunk + emits(row, chunk)) if chunk else self.number(0)
             rates.append(tokens / self.ms(graph))
         return max(rates) if rates and max(rates) > 0 else None
 
-    def expected(self, row: RequestRow, width: int) -> Number:
-        """Tokens that `width` target positions give, without the policy's exponent."""
-        return sum((self.number(s) for s in row.survival[: width - 1]), self.number(1))
+    def expected(self, row: RequestRow, shape: GraphShape) -> Number:
+        """Tokens that a program gives a row of its own, without the policy's exponent."""
+        plain, count = chances(row, shape)[0], targets(row, shape)
+        return sum((self.number(s) for s in plain[: count - 1]), self.number(1))
 
     def prompt_rate(self, phase: Phase) -> Number | None:
         """The best measured prompt rate of a phase, in tokens/ms."""
@@ -254,12 +281,13 @@ class Values:
         """The best measured rate of each prompt phase."""
         return {phase: self.prompt_rate(phase) for phase in PROMPT_PHASES}
 
-    def decode_lane(self, row: RequestRow, width: int) -> Lane:
-        """A round of a decoding row in a graph of `width`; of one ready, or once its stages are done."""
-        key = row.slot, width
+    def decode_lane(self, row: RequestRow, shape: GraphShape, count: int | None = None) -> Lane:
+        """A round of a decoding row with all the target positions that it can use, or `count` of them; of one ready, or
+        once its stages are done."""
+        count = targets(row, shape) if count is None else count
+        key = row.slot, shape.source, count
         if key not in self._lane:
-            count = targets(row, width)
-            tokens = sum((self.number(s) for s in row.scored_survival[: count - 1]), self.number(1))
+            tokens = sum((self.number(s) for s in chances(row, shape)[1][: count - 1]), self.number(1))
             service = tokens * (self.output_value + self.fairness * self.price(row))
             if row.delivery_price is not None:
                 service += self.delivery_fairness * self.number(row.delivery_price)
@@ -280,7 +308,7 @@ class Values:
         if graph.shape.kind not in SERVED_BY[row.phase]:
             return None
         if row.phase is Phase.DECODE:
-            return self.decode_lane(row, graph.shape.width) if row.output_left > 0 else None
+            return self.decode_lane(row, graph.shape) if row.output_left > 0 else None
         tokens = consumed(row, graph.shape.prefill_tokens)
         return self.prompt_lane(row, tokens) if tokens else None
 

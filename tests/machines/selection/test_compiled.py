@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flare.machines.graph import GraphKind, GraphShape
-from flare.machines.selection.compiled import Compiled, Larger, Shapes
+from flare.machines.graph import GraphKind
+from flare.machines.selection.compiled import Compiled, Larger, Offer, Shapes
 from flare.machines.selection.dominance import surplus
 from tests.machines.build import decode_shape, mixed_shape, packed_shape, prefill_shape, scored_shape, speculative_shape
 
@@ -43,7 +42,7 @@ def test_a_catalog_is_grouped_by_what_its_graphs_serve() -> None:
     assert names(compiled.scored) == ["scored_prefill/t512"]
     assert names(compiled.kinds[GraphKind.SPECULATIVE]) == ["speculative/b2d2w3"]
     assert len(compiled.kinds[GraphKind.VISION]) == 0
-    assert compiled.widths.tolist() == [1, 3]
+    assert compiled.offers == (Offer(False, 0), Offer(False, 2))
     assert compiled.capacities.tolist()[:-1] == [64, 128, 256, 512]
     capacities = compiled.capacities[compiled.prompts.capacity_at]
     assert capacities.tolist() == compiled.prompts.prefill_tokens.tolist()
@@ -66,12 +65,6 @@ def test_larger_compares_all_extents_within_a_kind() -> None:
 def test_widths_and_upkeep_of_the_draft_are_not_compared() -> None:
     shapes = (speculative_shape(2, 1), speculative_shape(4, 2), mixed_shape(2, 64), mixed_shape(4, 64, width=1))
     assert len(Compiled.of(shapes).rounds.larger.shape) == 0
-
-
-def test_a_ragged_program_is_refused() -> None:
-    ragged = GraphShape(GraphKind.SPECULATIVE, 4, width=3, draft_depth=2, packed_targets=8, drafts=True)
-    with pytest.raises(ValueError, match="speculative/b4d2w3p8: only rectangular"):
-        Compiled.of([decode_shape(1), ragged])
 
 
 @given(

@@ -23,7 +23,7 @@ def _best_packing(oracle: Oracle, draft: Draft) -> float:
     graph, values = draft.graph, oracle.values
     whole = values.ms(graph)
     rows = [row for row in values.prompts if graph.shape.kind in SERVED_BY[row.phase]]
-    lanes = [values.decode_lane(row, graph.shape.width) for row in values.decoders]
+    lanes = [values.decode_lane(row, graph.shape) for row in values.decoders]
     worth = sorted((lane.value(whole) for lane in lanes), reverse=True)
     best = 0.0
     for count in range(min(prompt_rows(graph), len(rows)) + 1):

@@ -50,7 +50,7 @@ def candidates(taken: View) -> dict[tuple[str, tuple[int, ...]], Candidate]:
 def test_expected_tokens_match_the_reference(case: dict[str, Any]) -> None:
     survival = tuple(np.minimum.accumulate(case["survival"]) ** case["alpha"])
     row = decoder(0, scored_survival=survival, output_left=case["tokens_left"])
-    got = expected_tokens([row.scored_survival, ()], [row.output_left, 9], np.array([1, case["width"]]))
+    got = expected_tokens([row.scored_survival, ()], [row.output_left, 9], np.array([0, case["width"] - 1]))
     assert got[1] == pytest.approx([case["expect"], 1.0], rel=1e-12)
     assert got[0].tolist() == [1.0, 1.0]
 
