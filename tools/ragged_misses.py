@@ -94,7 +94,7 @@ def greatest(worth: Sequence[Sequence[float]], batch: int, targets: int) -> floa
 def loss(view: View) -> Loss:
     """What the search misses of the greatest value in a view of one ragged program and decoding requests."""
     board, shape, ms = Board.of(view), view.graphs[0].shape, view.graphs[0].duration_ns / _MS_NS
-    (share,) = shares(board).values()
+    (share,) = shares(board, list(board.compiled.shared)).values()
     found = share.service + share.aged + board.urgency * ms * len(share.members)
     lanes = []
     for place, row in enumerate(board.streams.rows):

@@ -17,10 +17,13 @@ from ..graph import GraphShape
 from .board import Board
 from .compiled import Ints
 from .copies import surplus_copies
-from .lanes import Floats, Option, Terms, padding, terms
+from .lanes import Bools, Floats, Option, Terms, padding, terms
 from .ragged import Share, allocates, shares
 from .streams import round_lane
 from .view import RequestRow
+
+_ROUNDING = 1e-9
+"""Relative difference of two sums of the same values in other orders, and more."""
 
 
 class RoundPool(NamedTuple):
@@ -69,14 +72,18 @@ class RoundPool(NamedTuple):
         return f"redundant: batch {shapes.batch[enough].min()} serves the same requests"
 
 
-def round_pool(board: Board) -> RoundPool | None:
-    """Candidates for the ready streams; None without any."""
+def round_pool(board: Board, *, every: bool = True) -> RoundPool | None:
+    """Candidates for the ready streams; None without any. Without `every`, those that cannot win are not worked out."""
     shapes, ready = board.compiled.rounds, board.streams.ready
     if not ready or not len(shapes):
         return None
     served = np.minimum(shapes.batch, ready)
     eligible = shapes.batch_below < served
-    shared = shares(board) if board.compiled.shared else {}
+    shared: dict[int, Share] = {}
+    if board.compiled.shared:
+        places = list(board.compiled.shared) if every else _contenders(board, served, eligible)
+        eligible[[place for place in board.compiled.shared if place not in places]] = False
+        shared = shares(board, places)
     duration_ms = _spent_ms(board, served, shared)
     service, age = stream_sums(board, shapes.offer_at, served, duration_ms)
     for place, share in shared.items():
@@ -92,6 +99,35 @@ def round_pool(board: Board) -> RoundPool | None:
             gap = np.where(duration_ms > 0.0, board.gaps.cost(duration_ms), 0.0)
     priced = terms(duration_ms, service, age, board.waiting_price, served=served, eligible=eligible, gap=gap)
     return RoundPool(priced, board, shared, copies)
+
+
+def _contenders(board: Board, served: Ints, eligible: Bools) -> list[int]:
+    """Those of `Compiled.shared` that may win.
+
+    No cohort is worth more than the best lanes with all that they can use, and none is kept that a smaller program of
+    as many rows as there are streams serves.
+    """
+    compiled, ready = board.compiled, board.streams.ready
+    places, shapes = list(compiled.shared), compiled.rounds
+    if not board.times.known or board.view.host_gap_ms:
+        return places
+    ms = board.times.rounds.ms
+    service, age = stream_sums(board, shapes.offer_at, served, ms)
+    score = (service + age) / ms - ms * (0.5 * board.waiting_price)
+    if board.gap_cost is not None:
+        score -= board.gap_cost.take(shapes.index)
+    others = eligible.copy()
+    others[places] = False
+    least = score[others].max(initial=-np.inf)
+    least -= abs(least) * _ROUNDING if least > -np.inf else 0.0
+    return [
+        place
+        for place in places
+        if score[place] >= least
+        and not any(
+            shapes.shapes[other].batch >= ready and not shapes.shapes[other].ragged for other in compiled.shared[place]
+        )
+    ]
 
 
 def _spent_ms(board: Board, served: Ints, shared: dict[int, Share]) -> Floats:

@@ -103,10 +103,11 @@ def allocates(view: View, shape: GraphShape) -> bool:
     return shape.ragged and shape.source is Source.DRAFT and _device(view, Offer.of(shape))
 
 
-def shares(board: Board) -> dict[int, Share]:
-    """The cohort of each of `Compiled.shared`, by its place among the rounds. There is a ready stream."""
+def shares(board: Board, places: Sequence[int]) -> dict[int, Share]:
+    """The cohort of each of `Compiled.shared` at `places`, which are among the rounds. There is a ready stream."""
     rounds, found, lanes = board.compiled.rounds, {}, dict[int, Lanes]()
-    for place, smaller in board.compiled.shared.items():
+    for place in places:
+        smaller = board.compiled.shared[place]
         offer_at, shape = int(rounds.offer_at[place]), rounds.shapes[place]
         if offer_at not in lanes:
             lanes[offer_at] = Lanes.of(board, offer_at)

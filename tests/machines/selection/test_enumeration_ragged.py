@@ -19,7 +19,8 @@ SIZES = [(2, 3), (3, 4), (4, 3), (5, 4), (6, 3)]
 
 
 def shared(view: View) -> Share:
-    (share,) = shares(Board.of(view)).values()
+    board = Board.of(view)
+    (share,) = shares(board, list(board.compiled.shared)).values()
     return share
 
 

@@ -120,7 +120,8 @@ def test_rows_go_to_whom_the_shared_rule_gives_them(
     taken = a_view([graph(shape, 8.0)], rows, device_allocates=device)
     if not shape.ragged:
         return
-    (share,) = shares(Board.of(taken)).values()
+    board = Board.of(taken)
+    (share,) = shares(board, list(board.compiled.shared)).values()
     ceilings = [min(5, shape.packed_targets, len(row.survival) + 1, row.output_left) for row in share.members]
     joint = [row.forecast or row.survival if device else row.survival for row in share.members]
     padded = [[*one, *((0.0,) * 4)][:4] for one in joint]
