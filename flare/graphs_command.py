@@ -53,6 +53,9 @@ def graphs(
     mixed_prefill: Annotated[
         bool | None, typer.Option("--mixed-prefill/--no-mixed-prefill", help="Of --plan: as for `flare run`.")
     ] = None,
+    speculative: Annotated[str | None, typer.Option(help="Of --plan: as for `flare run`.")] = None,
+    speculative_token_capacity: Annotated[int | None, typer.Option(help="Of --plan: as for `flare run`.")] = None,
+    draft_model: Annotated[str | None, typer.Option(help="Of --plan: as for `flare run`.")] = None,
 ) -> None:
     """The prepared graphs, and their measured durations."""
     console = Console()
@@ -65,6 +68,9 @@ def graphs(
         "dtype": dtype,
         "recipe": recipe,
         "mixed_prefill": mixed_prefill,
+        "speculative": speculative,
+        "speculative_token_capacity": speculative_token_capacity,
+        "draft_model": draft_model,
     }
     try:
         if plan:

@@ -195,8 +195,9 @@ class Metrics(Collector):
         """The collector's side: called by the registry when somebody reads."""
         for prefix in self._prefixes:
             yield from self._serving(f"{prefix}:")
+            yield from self.speculative.serving(f"{prefix}:", [self._model_name])
         yield from self._scheduling()
-        yield from self.speculative.collect([self._model_name], compat_vllm=len(self._prefixes) > 1)
+        yield from self.speculative.scheduling()
 
     def _serving(self, prefix: str) -> Iterator[Metric]:
         model = [self._model_name]

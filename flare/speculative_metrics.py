@@ -40,23 +40,26 @@ class SpeculativeCounts:
             for depth in range(1, accepted + 1):
                 self._by_depth[source, depth] = self._by_depth.get((source, depth), 0) + 1
 
-    def collect(self, model: Sequence[str], *, compat_vllm: bool) -> Iterator[Metric]:
-        """The counters, under vLLM's names too if asked."""
+    def serving(self, prefix: str, model: Sequence[str]) -> Iterator[Metric]:
+        """The sums of all sources, under the names that vLLM has for them."""
+        for place, (_, name, text) in enumerate(_NAMES):
+            family = CounterMetricFamily(f"{prefix}spec_decode_{name}", text, labels=["model_name"])
+            family.add_metric(model, sum(counts[place] for counts in self._counts.values()))
+            yield family
+
+    def scheduling(self) -> Iterator[Metric]:
+        """The counters by source."""
         programs = CounterMetricFamily(
             "flare_speculative_programs", "Complete programs that offered proposals.", labels=["source"]
         )
         for source, count in self._programs.items():
             programs.add_metric([source.value], count)
         yield programs
-        for place, (name, other, text) in enumerate(_NAMES):
+        for place, (name, _, text) in enumerate(_NAMES):
             family = CounterMetricFamily(f"flare_speculative_{name}", text, labels=["source"])
             for source, counts in self._counts.items():
                 family.add_metric([source.value], counts[place])
             yield family
-            if compat_vllm:
-                twin = CounterMetricFamily(f"vllm:spec_decode_{other}", text, labels=["model_name"])
-                twin.add_metric(model, sum(counts[place] for counts in self._counts.values()))
-                yield twin
         depths = CounterMetricFamily(
             "flare_speculative_accepted_tokens_per_depth", "Proposals accepted at a depth.", labels=["source", "depth"]
         )

@@ -9,8 +9,8 @@ import pytest
 
 from flare.config.loader import load_recipe
 from flare.config.schema import ConfigError
-from flare.graphs.catalog import build_catalog, padded_concurrency
-from flare.machines.graph import GraphKind
+from flare.graphs.catalog import Speculation, build_catalog, padded_concurrency
+from flare.machines.graph import GraphKind, Source
 
 CPU = load_recipe("cpu")
 
@@ -154,3 +154,28 @@ def test_the_simulated_devices_recipe_gives_a_catalog_of_bounded_size() -> None:
 def test_an_unknown_recipe_lists_those_that_exist() -> None:
     with pytest.raises(ConfigError, match=r"gpu.*cpu, sim"):
         load_recipe("gpu")
+
+
+@pytest.mark.parametrize("drafts", [True, False])
+@pytest.mark.parametrize("width", [None, 1, 4])
+def test_speculation_replaces_decode_by_rounds_within_its_limits(drafts: bool, width: int | None) -> None:
+    speculation = Speculation(drafts, width, 16)
+    catalog = build_catalog(load_recipe("cpu"), 8, 256, mixed_prefill=True, speculation=speculation)
+    kinds = {shape.kind for shape in catalog}
+    assert GraphKind.DECODE not in kinds
+    rounds = [shape for shape in catalog if shape.kind is GraphKind.SPECULATIVE]
+    assert all(shape.width == 1 or shape.packed_targets <= 16 for shape in rounds)
+    if width is not None:
+        assert {shape.width for shape in rounds} == {width}
+    sources = {shape.source for shape in rounds if shape.width > 1}
+    assert sources == (set() if width == 1 else {Source.DRAFT, Source.COPY} if drafts else {Source.COPY})
+    mixed = [shape for shape in catalog if shape.kind is GraphKind.MIXED]
+    assert mixed
+    assert all(shape.drafts for shape in mixed)
+    if drafts and width is not None:
+        assert {shape.width for shape in mixed} == {width}
+
+
+def test_an_envelope_that_holds_no_round_is_refused() -> None:
+    with pytest.raises(ConfigError, match="speculative_token_capacity: 3 target rows hold no round of width 4"):
+        build_catalog(load_recipe("cpu"), 8, 256, speculation=Speculation(True, 4, 3))

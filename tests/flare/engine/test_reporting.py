@@ -10,7 +10,7 @@ import pytest
 from flare.engine.reporting import Reporter
 from flare.machines.durations import DurationTable
 from flare.machines.events import Effect, FrameCounted, LedgerMoved, RequestMoved, SlotMoved, WindowMoved
-from flare.machines.graph import GraphKind, GraphShape
+from flare.machines.graph import GraphKind, GraphShape, Source, rectangular
 from flare.machines.ids import Fence, RequestHandle, RequestId
 from flare.machines.selection.view import Reason
 from flare.metrics import Metrics
@@ -52,7 +52,21 @@ def test_every_reason_has_its_account(reason: Reason) -> None:
     Reporter(metrics, DurationTable([DECODE], 10**9), None, views=False).effects([counted(reason)], 5)
     text = metrics.render().decode()
     for other in Reason:
-        expected = float(other is reason)
-        assert f'flare_scheduler_executions_total{{execution="{other.value}"}} {expected}' in text
+        expected, account = float(other is reason), other.value.replace("probe", "learning")
+        assert f'flare_scheduler_executions_total{{execution="{account}"}} {expected}' in text
         nanoseconds = "8e+06" if other is reason else "0.0"
-        assert f'flare_scheduler_execution_nanoseconds_total{{execution="{other.value}"}} {nanoseconds}' in text
+        assert f'flare_scheduler_execution_nanoseconds_total{{execution="{account}"}} {nanoseconds}' in text
+
+
+def test_rounds_are_counted_by_source_and_depth() -> None:
+    metrics, shape = Metrics("m"), rectangular(GraphKind.SPECULATIVE, 4, 4, source=Source.COPY)
+    reporter = Reporter(metrics, DurationTable([shape], 10**9), None, views=False)
+    rounds = ((4, 3), (2, 1), (3, 3))
+    reporter.effects([FrameCounted(Fence(1), shape, Reason.ORDINARY, 5, 6, 0, 7, None, rounds)], 5)
+    text = metrics.render().decode()
+    for name, count in (("programs", 1), ("rounds", 3), ("proposed_tokens", 6), ("accepted_tokens", 4)):
+        assert f'flare_speculative_{name}_total{{source="copy"}} {count}.0' in text
+        assert f'flare_speculative_{name}_total{{source="draft"}} 0.0' in text
+    for depth in (1, 2):
+        assert f'accepted_tokens_per_depth_total{{depth="{depth}",source="copy"}} 2.0' in text
+    assert 'flare:spec_decode_num_accepted_tokens_total{model_name="m"} 4.0' in text
