@@ -147,15 +147,16 @@ class _Accepted:
     _KEY = TokenSource().rules(Binding((), _SAMPLING, (), 1)).key
 
     def __init__(self) -> None:
-        self._counts: dict[int, int] = {}
+        self._counts: dict[int, int | Callable[[int], int]] = {}
 
-    def add(self, prompt: NDArray[np.int32], accepted: int) -> None:
-        """The client with this prompt, which no other has."""
+    def add(self, prompt: NDArray[np.int32], accepted: int | Callable[[int], int]) -> None:
+        """The client with this prompt, which no other has; `accepted` may depend on its outputs so far."""
         self._counts[hash_tokens(prompt, 0) ^ self._KEY] = accepted
 
     def __call__(self, request: int, output_index: int, drafts: int) -> int:
         """See `Acceptance`."""
-        return min(self._counts[request], drafts)
+        accepted = self._counts[request]
+        return min(accepted if isinstance(accepted, int) else accepted(output_index), drafts)
 
 
 def _seed(beliefs: Beliefs | None, accepted: int) -> None:
@@ -218,6 +219,8 @@ class Bench:
         self.frames: list[Played] = []
         self.ledger: list[tuple[int, str]] = []
         """When the refresh ledger moved, in ns from the start, and to which state."""
+        self.probe_ledger: list[tuple[float, str, int]] = []
+        """When the probe ledger moved, to which state, and the execution that its credit paid for then, in ns."""
 
     @property
     def now_ms(self) -> float:
@@ -236,7 +239,7 @@ class Bench:
         max_tokens: int,
         *,
         at_ms: float = 0.0,
-        accepted: int = 0,
+        accepted: int | Callable[[int], int] = 0,
         seeded: bool = False,
         **fields: object,
     ) -> Client:
@@ -249,7 +252,7 @@ class Bench:
 
         def arrival() -> None:
             self.apply(Arrive(client.id, spec))
-            if seeded:
+            if seeded and isinstance(accepted, int):
                 _seed(self.scheduler.requests[client.id].beliefs, accepted)
 
         self.at(at_ms, arrival)
@@ -349,5 +352,7 @@ class Bench:
                     self.frames[fence - 1].end_ms = self.now_ms
                 case LedgerMoved("refresh", _, after):
                     self.ledger.append((self.now_ns - START_NS, after))
+                case LedgerMoved("probe", _, after, _, credit_ns):
+                    self.probe_ledger.append((self.now_ms, after, credit_ns))
                 case _:
                     pass
