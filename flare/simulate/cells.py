@@ -18,21 +18,28 @@ from msgspec import UNSET, Meta, UnsetType
 
 from flare.config.convert import checked_table
 from flare.config.loader import flag_of, load_policy, load_recipe
-from flare.config.schema import REQUEST_SLOTS_MAX, Policy
+from flare.config.schema import REQUEST_SLOTS_MAX, ConfigError, Policy
 from flare.graphs.catalog import build_catalog, padded_concurrency
-from flare.graphs.sim.costs import load_costs
+from flare.graphs.sim.costs import CostTable, load_costs
 from flare.graphs.sim.tokens import mix
 from flare.machines.graph import GraphShape
 
+from .arrivals import Arrivals, ClosedLoop, OpenLoop
 from .figures import Figures, Slo, measure
 from .iteration import simulate
 from .outcome import NS_PER_S, OnProgress, Outcome
-from .rules.by_name import canonical, is_rule, make_rule
+from .rules.by_name import canonical, is_rule, make_rule, speculates
 from .serving import VirtualServer
+from .speculation import NO_PROPOSER, Speculation, proposer_of
 from .traces import Half, TraceError, TraceRequest, half_of, load, read_trace, two_clients
 
 TWO_CLIENTS = "two-clients"
 """The trace that needs no file: the overload by two clients of docs/simulation.md, "Fairness"."""
+
+CLOSED_LOOP = "closed-loop"
+"""The load that needs none either: streams that ask anew when they have been answered."""
+
+_NO_FILE = (TWO_CLIENTS, CLOSED_LOOP)
 
 WINDOW_LEAST_S = 0.001
 """A window of less, as requests that all come at once have, tells no rate."""
@@ -45,7 +52,8 @@ _TWO_CLIENTS_TOKENS = 256
 class Cell(msgspec.Struct, frozen=True, kw_only=True):
     """One simulated run. `policy` is a rule, a preset or a file; `trace` and `costs` are paths. `noise` is the
     coefficient of variation of every duration. `drain`: what arrived in the window is worked off after it. Without
-    `half` the trace is taken whole."""
+    `half` the trace is taken whole. `streams` are those of the closed loop, which ends with its window, and what is
+    before `warmup_s` is in no figure. Without `speculation` nothing is proposed."""
 
     policy: str
     trace: str
@@ -60,6 +68,9 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
     recipe: str = "sim"
     drain: bool = True
     half: Half | UnsetType = UNSET
+    streams: Annotated[int, Meta(ge=1, le=REQUEST_SLOTS_MAX)] | UnsetType = UNSET
+    warmup_s: Annotated[float, Meta(ge=0, le=1e7)] | UnsetType = UNSET
+    speculation: Speculation | UnsetType = UNSET
 
 
 class Result(msgspec.Struct, frozen=True):
@@ -79,21 +90,50 @@ def check(cells: Iterable[Cell]) -> None:
     traces: dict[Cell, Sequence[TraceRequest]] = {}
     for cell in cells:
         checked_table(Cell, msgspec.to_builtins(cell), flag_of)
-        whole = msgspec.structs.replace(cell, policy="", speed=1.0, window_s=None)
-        if whole not in traces:
-            traces[whole] = _trace_of(cell)
-        _load_of(cell, traces[whole])
-        costs = load_costs(Path(cell.costs))
+        _check_loop(cell)
+        if cell.streams is UNSET:
+            whole = msgspec.structs.replace(cell, policy="", speed=1.0, window_s=None)
+            if whole not in traces:
+                traces[whole] = _trace_of(cell)
+            _load_of(cell, traces[whole])
+        costs = _costs_of(cell)
         if not is_rule(cell.policy):
             costs.check(catalog_of(cell))
+        elif speculates(cell.policy):
+            if cell.speculation is UNSET:
+                raise ConfigError(f"--policy {cell.policy}: makes proposals; say with --acceptance which are right")
+            costs.speculation(1, 2, 1)
         cell_key(cell)
+
+
+def _check_loop(cell: Cell) -> None:
+    """Raises `ConfigError` if what is asked of a closed loop, or of its absence, does not go together."""
+    if (cell.trace == CLOSED_LOOP) is (cell.streams is UNSET):
+        raise ConfigError(f"--trace {CLOSED_LOOP} and --streams: one needs the other")
+    if cell.streams is UNSET:
+        return
+    if cell.window_s is None:
+        raise ConfigError(f"--trace {CLOSED_LOOP}: streams never end; give the seconds of a --window")
+    if cell.streams > cell.slots:
+        raise ConfigError(f"--streams {cell.streams}: more than there are --slots, {cell.slots}")
+    if cell.warmup_s is not UNSET and cell.warmup_s >= cell.window_s:
+        raise ConfigError(f"--warmup {cell.warmup_s:g}: must be below the --window, {cell.window_s:g}")
+
+
+def _costs_of(cell: Cell) -> CostTable:
+    speculation = cell.speculation
+    if speculation is UNSET or speculation.draft_costs is UNSET:
+        return load_costs(Path(cell.costs))
+    return load_costs(Path(cell.costs), Path(speculation.draft_costs))
 
 
 def cell_key(cell: Cell) -> str:
     """A digest of the cell, its files and its policy. Raises OSError or `ConfigError` where they cannot be read."""
     whole: list[object] = [msgspec.to_builtins(cell), _digest(cell.costs)]
-    if cell.trace != TWO_CLIENTS:
+    if cell.trace not in _NO_FILE:
         whole.append(_digest(cell.trace))
+    if cell.speculation is not UNSET and cell.speculation.draft_costs is not UNSET:
+        whole.append(_digest(cell.speculation.draft_costs))
     if is_rule(cell.policy):
         whole.append(canonical(cell.policy))
     else:
@@ -136,37 +176,57 @@ def catalog_of(cell: Cell) -> tuple[GraphShape, ...]:
     mixed = (
         min(recipe.mixed_batches, default=rows + 1) <= rows and min(recipe.mixed_prefill_tokens, default=0) <= largest
     )
-    return build_catalog(recipe, cell.slots, largest, mixed_prefill=mixed)
+    speculation = None if cell.speculation is UNSET else cell.speculation.graphs
+    return build_catalog(recipe, cell.slots, largest, mixed_prefill=mixed, speculation=speculation)
 
 
 def run_cell(cell: Cell, progress: OnProgress = lambda _share: None) -> Result:
     """Simulate a cell. Raises `TraceError`, `CostError`, `ConfigError`, or ValueError for a rule's parameter."""
     started = time.process_time()
-    key, requests = cell_key(cell), requests_of(cell)
-    window_s = cell.window_s or max(requests[-1].arrival_s, 1e-9)
-    until_ns = None if cell.drain else round(window_s * NS_PER_S)
-    outcomes = _serve(cell, requests, until_ns, progress)
-    figures = measure(outcomes, cell.slo, window_s)
+    key, (arrivals, window_s) = cell_key(cell), _arrivals_of(cell)
+    until_ns = None if cell.drain and cell.streams is UNSET else round(window_s * NS_PER_S)
+    outcomes = _serve(cell, arrivals, until_ns, progress)
+    figures = measure(outcomes, cell.slo, window_s, 0.0 if cell.warmup_s is UNSET else cell.warmup_s)
     return Result(key, cell, figures, time.process_time() - started)
 
 
-def _serve(cell: Cell, requests: Sequence[TraceRequest], until_ns: int | None, progress: OnProgress) -> list[Outcome]:
-    costs, factors = load_costs(Path(cell.costs)), jitter(cell.seed, cell.noise)
+def _arrivals_of(cell: Cell) -> tuple[Arrivals, float]:
+    """What arrives, and the seconds within which it does."""
+    if cell.streams is not UNSET and cell.window_s is not None:
+        return ClosedLoop(cell.streams, cell.window_s, cell.seed), cell.window_s
+    requests = requests_of(cell)
+    return OpenLoop(requests), cell.window_s or max(requests[-1].arrival_s, 1e-9)
+
+
+def _serve(cell: Cell, arrivals: Arrivals, until_ns: int | None, progress: OnProgress) -> list[Outcome]:
+    costs, factors = _costs_of(cell), jitter(cell.seed, cell.noise)
+    proposer = NO_PROPOSER if cell.speculation is UNSET else proposer_of(cell.speculation, cell.seed)
     if is_rule(cell.policy):
         return simulate(
             make_rule(cell.policy),
-            requests,
+            arrivals,
             costs,
             slots=cell.slots,
             kv_tokens=cell.kv_tokens,
             jitter=factors,
+            acceptance=proposer.acceptance,
             until_ns=until_ns,
             progress=progress,
         )
     catalog = catalog_of(cell)
     costs.check(catalog)
     policy: Policy = load_policy(cell.policy)
-    server = VirtualServer(requests, policy, catalog, costs, slots=cell.slots, kv_tokens=cell.kv_tokens, jitter=factors)
+    server = VirtualServer(
+        arrivals,
+        policy,
+        catalog,
+        costs,
+        slots=cell.slots,
+        kv_tokens=cell.kv_tokens,
+        jitter=factors,
+        proposer=proposer,
+        keeps_prefixes=cell.speculation is not UNSET and cell.speculation.fixed_width is not None,
+    )
     return server.run(until_ns, progress)
 
 

@@ -7,6 +7,7 @@ each speed, so that two lists make a table of all pairs.
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -16,18 +17,19 @@ from typing import Annotated, Literal
 
 import msgspec
 import typer
-from msgspec import UNSET
+from msgspec import UNSET, UnsetType
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from flare.config.schema import REQUEST_SLOTS_MAX
 from flare.failure import show_error
 
-from .cells import TWO_CLIENTS, Cell, Result, check
+from .cells import CLOSED_LOOP, TWO_CLIENTS, Cell, Result, check
 from .figures import Slo, parse_slo
 from .outputs import try_file, try_folder, writing
 from .pool import OnShare, run_cells
 from .report import table
+from .speculation import Speculation, parse_acceptance
 from .traces import Half
 
 _WIDTH = 140
@@ -36,13 +38,14 @@ _WIDTH = 140
 Draw = Callable[[Sequence[Result], Path, str], list[Path]]
 
 _POLICIES = (
-    "A preset or a policy file; or a rule: vllm:TOKENS, sarathi:TOKENS, prefill-first:TOKENS, vtc, fastserve. "
-    "May be repeated. [balanced]"
+    "A preset or a policy file; or a rule: vllm:TOKENS, sarathi:TOKENS, prefill-first:TOKENS, vtc, fastserve; or one "
+    "that speculates: static:K, turbospec:K, vllm-table, vllm-adaptive:K. May be repeated. [balanced]"
 )
+_STREAMS = "Streams of the closed loop, each of which asks anew when it has been answered: N or N,N,..."
 
 
 def simulate(
-    trace: Annotated[str, typer.Option(help=f"CSV or JSON lines of requests, or {TWO_CLIENTS}.")],
+    trace: Annotated[str, typer.Option(help=f"CSV or JSON lines of requests, or {TWO_CLIENTS}, {CLOSED_LOOP}.")],
     costs: Annotated[Path, typer.Option(help="JSON table of what graphs cost.")],
     policy: Annotated[list[str] | None, typer.Option(help=_POLICIES)] = None,
     speed: Annotated[list[float] | None, typer.Option(help="Divides arrival times. May be repeated. [1]")] = None,
@@ -56,7 +59,27 @@ def simulate(
     slo: Annotated[str, typer.Option(help="What is good: first token and p99 of a request's gaps, ms.")] = (
         "ttft=1000,itl=50"
     ),
-    recipe: Annotated[str, typer.Option(help="The graphs of the simulated device: a name or a file.")] = "sim",
+    recipe: Annotated[
+        str | None,
+        typer.Option(help="The graphs of the simulated device: a name or a file. [sim, or sim_speculative]"),
+    ] = None,
+    streams: Annotated[str | None, typer.Option(help=_STREAMS)] = None,
+    warmup: Annotated[float | None, typer.Option(min=0, help="Seconds at first that are in no figure.")] = None,
+    speculative: Annotated[
+        str | None, typer.Option(help="Flare's graphs: off, adaptive or fixed:W, W target positions a row.")
+    ] = None,
+    speculative_token_capacity: Annotated[
+        int | None, typer.Option(min=1, help="Target positions of one graph, at most. [256]")
+    ] = None,
+    draft_costs: Annotated[
+        Path | None, typer.Option(help="JSON table whose decode steps are the draft's. [free]")
+    ] = None,
+    acceptance: Annotated[
+        str | None, typer.Option(help="How likely a proposal is right, by request: P or LOW-HIGH. [0.6-0.8]")
+    ] = None,
+    insight: Annotated[
+        float | None, typer.Option(min=0, max=1, help="What the draft sees of that; it then allocates rows.")
+    ] = None,
     jobs: Annotated[int | None, typer.Option(min=1, help="Processes. [one for each core]")] = None,
     results: Annotated[Path | None, typer.Option(help="JSON lines; finished runs in it are not run again.")] = None,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write all results to this file.")] = None,
@@ -64,6 +87,8 @@ def simulate(
     plot_format: Annotated[Literal["svg", "png"], typer.Option()] = "svg",
 ) -> None:
     """Serve a trace in virtual time, by Flare's own scheduler and by other servers' rules."""
+    speculation = _speculation(speculative, speculative_token_capacity, draft_costs, acceptance, insight)
+    speculates = speculation is not UNSET and speculation.mode != "off"
     base = Cell(
         policy="",
         trace=trace,
@@ -74,13 +99,16 @@ def simulate(
         seed=seed,
         noise=noise,
         slo=slo_option(slo),
-        recipe=recipe,
+        recipe=recipe or ("sim_speculative" if speculates else "sim"),
         drain=drain,
         half=half or UNSET,
+        warmup_s=UNSET if warmup is None else warmup,
+        speculation=speculation,
     )
     cells = [
-        msgspec.structs.replace(base, policy=name, speed=times)
+        msgspec.structs.replace(base, policy=name, speed=times, streams=count)
         for times in speed or [1.0]
+        for count in _streams(streams)
         for name in policy or ["balanced"]
     ]
     draw = None if plots is None else _drawing()
@@ -103,6 +131,34 @@ def simulate(
     except (OSError, ValueError) as error:
         show_error(error)
         raise typer.Exit(2) from None
+
+
+def _streams(text: str | None) -> list[int | UnsetType]:
+    """The values of `--streams`. Raises `typer.BadParameter`."""
+    if text is None:
+        return [UNSET]
+    if not re.fullmatch(r"[1-9][0-9]{0,8}(,[1-9][0-9]{0,8})*", text):
+        raise typer.BadParameter(f"--streams {text:.40}: give one whole number or several, as 1,8,64")
+    return [int(count) for count in text.split(",")]
+
+
+def _speculation(
+    mode: str | None, target_rows: int | None, draft_costs: Path | None, acceptance: str | None, insight: float | None
+) -> Speculation | UnsetType:
+    """What the options say of speculation; unset if they say nothing. Raises `typer.BadParameter`."""
+    given: dict[str, object] = {
+        "mode": mode,
+        "target_rows": target_rows,
+        "draft_costs": None if draft_costs is None else str(draft_costs),
+        "insight": insight,
+    }
+    told = {key: value for key, value in given.items() if value is not None}
+    try:
+        if acceptance is not None:
+            told["acceptance"] = parse_acceptance(acceptance)
+        return msgspec.convert(told, Speculation) if told else UNSET
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
 
 
 def output_console() -> Console:

@@ -78,6 +78,8 @@ class Figures(msgspec.Struct, frozen=True):
     good: float
     service_gap: float | None
     timeline: Timeline
+    latency_p50: float | None = None
+    latency_p99: float | None = None
 
 
 def is_good(outcome: Outcome, slo: Slo) -> bool:
@@ -88,29 +90,36 @@ def is_good(outcome: Outcome, slo: Slo) -> bool:
     return not gaps or percentile(gaps, 0.99) / 1e6 <= slo.itl_ms
 
 
-def measure(outcomes: Sequence[Outcome], slo: Slo, window_s: float) -> Figures:
-    """The figures of a run whose requests arrived within `window_s` seconds, at least one of them."""
+def measure(outcomes: Sequence[Outcome], slo: Slo, window_s: float, warmup_s: float = 0.0) -> Figures:
+    """The figures of a run whose requests arrived within `window_s` seconds, at least one of them. Of tokens before
+    `warmup_s`, and of requests that arrived before, only the timeline tells."""
     times = np.concatenate([np.frombuffer(outcome.tokens, np.int64) for outcome in outcomes])
-    gaps = np.concatenate([np.diff(np.frombuffer(outcome.tokens, np.int64)) for outcome in outcomes]) / 1e6
-    first = np.array([outcome.tokens[0] - outcome.arrival_ns for outcome in outcomes if outcome.tokens]) / 1e6
     end_ns = max(int(times.max()) if len(times) else 0, round(window_s * NS_PER_S))
-    gap_instants, gap_values = service_gaps(outcomes)
-    ttft, itl = _percentiles(first), _percentiles(gaps)
+    begin_ns, window_ns = round(warmup_s * NS_PER_S), round(window_s * NS_PER_S)
+    counted = [outcome for outcome in outcomes if outcome.arrival_ns >= begin_ns]
+    lines = [np.frombuffer(outcome.tokens, np.int64) for outcome in counted if outcome.tokens]
+    gaps = np.concatenate([np.zeros(0), *map(np.diff, lines)]) / 1e6
+    first = np.array([outcome.tokens[0] - outcome.arrival_ns for outcome in counted if outcome.tokens]) / 1e6
+    whole = np.array([outcome.tokens[-1] - outcome.arrival_ns for outcome in counted if outcome.finished]) / 1e6
+    gap_instants, gap_values = service_gaps(counted)
+    ttft, itl, latency = _percentiles(first), _percentiles(gaps), _percentiles(whole)
     return Figures(
-        requests=len(outcomes),
-        refused=sum(outcome.refused for outcome in outcomes),
-        unfinished=sum(not outcome.finished for outcome in outcomes),
+        requests=len(counted),
+        refused=sum(outcome.refused for outcome in counted),
+        unfinished=sum(not outcome.finished for outcome in counted),
         window_s=window_s,
         simulated_s=end_ns / NS_PER_S,
-        output_tokens_per_s=float((times <= window_s * NS_PER_S).sum() / window_s),
+        output_tokens_per_s=float(((times > begin_ns) & (times <= window_ns)).sum() / (window_s - warmup_s)),
         ttft_p50=ttft[0],
         ttft_p99=ttft[1],
         itl_p50=itl[0],
         itl_p99=itl[1],
         gap_max=float(gaps.max()) if len(gaps) else None,
-        good=sum(is_good(outcome, slo) for outcome in outcomes) / len(outcomes),
+        good=sum(is_good(outcome, slo) for outcome in counted) / max(1, len(counted)),
         service_gap=max(gap_values) if gap_values else None,
         timeline=_timeline(outcomes, times, end_ns, gap_instants, gap_values),
+        latency_p50=latency[0],
+        latency_p99=latency[1],
     )
 
 

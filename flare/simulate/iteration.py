@@ -8,24 +8,28 @@ captured graphs attains; the comparison leans to the rules' side.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
+from flare.graphs.sim.acceptance import Acceptance
 from flare.graphs.sim.costs import NS_PER_MS, CostTable
 
+from .arrivals import Arrivals
 from .outcome import OnProgress, Outcome
-from .traces import TraceRequest
+from .speculation import NO_PROPOSER, request_key
 
 _REPORT_EVERY = 256
 
 
 @dataclass(slots=True, eq=False)
 class Job:
-    """A request in the server. `done` of its `total` tokens are in the KV cache."""
+    """A request in the server. `done` of its `total` tokens are in the KV cache. `key` is what `Acceptance` knows it
+    by."""
 
     index: int
     outcome: Outcome
+    key: int = 0
     done: int = 0
     produced: int = 0
     blocks: int = 0
@@ -63,17 +67,20 @@ class Job:
 
 
 class Work(NamedTuple):
-    """`tokens` more tokens of one request in the next iteration."""
+    """`tokens` more tokens of one request in the next iteration; of one that decodes, its target positions: the pending
+    token and the proposals that are verified."""
 
     job: Job
     tokens: int
 
 
 class Batch(NamedTuple):
-    """One iteration; `extra_ms` is time beside the graph, such as for swapping."""
+    """One iteration; `extra_ms` is time beside the graph, such as for swapping. `proposals` are made for each decoding
+    row, one after the other, verified or not."""
 
     works: Sequence[Work]
     extra_ms: float = 0.0
+    proposals: int = 0
 
 
 @dataclass(slots=True)
@@ -139,73 +146,85 @@ class Rule(Protocol):
 
 def simulate(
     rule: Rule,
-    requests: Iterable[TraceRequest],
+    arrivals: Arrivals,
     costs: CostTable,
     *,
     slots: int,
     kv_tokens: int,
     jitter: Callable[[int], float] = lambda _iteration: 1.0,
+    acceptance: Acceptance = NO_PROPOSER.acceptance,
     until_ns: int | None = None,
     progress: OnProgress = lambda _share: None,
 ) -> list[Outcome]:
-    """Serve `requests` (in order of arrival) by `rule`; what became of each.
+    """Serve what arrives by `rule`; what became of each request.
 
     `jitter` gives the factor on the duration of each iteration, numbered from 1. `until_ns` ends the run early. Raises
     RuntimeError if the rule leaves requests standing for ever.
     """
     pool = Pool(slots, kv_tokens // rule.block, rule.block, costs)
-    outcomes = [Outcome(request) for request in requests]
-    now_ns = iteration = place = 0
+    now_ns = iteration = 0
     while until_ns is None or now_ns < until_ns:
-        while place < len(outcomes) and outcomes[place].arrival_ns <= now_ns:
-            outcome, job = outcomes[place], Job(place, outcomes[place])
-            place += 1
+        for place, outcome in arrivals.take(now_ns):
+            job = Job(place, outcome)
             if pool.needed(job, job.prompt + job.output) > pool.capacity:
                 outcome.refused = True
-            else:
-                rule.arrive(job, pool)
+                arrivals.ended(now_ns, outcome)
+                continue
+            job.key = request_key(outcome.request)
+            rule.arrive(job, pool)
         batch = rule.schedule(pool, now_ns / NS_PER_MS)
         if batch.works:
             iteration += 1
-            took_ms = (duration_ms(costs, batch.works) * jitter(iteration)) + batch.extra_ms
+            took_ms = (duration_ms(costs, batch) * jitter(iteration)) + batch.extra_ms
             now_ns += max(1, round(took_ms * NS_PER_MS))
-            _advance(batch, pool, now_ns)
+            for job, tokens in batch.works:
+                _advance(job, tokens, acceptance, now_ns)
+                if job.produced == job.output:
+                    pool.release(job)
+                    arrivals.ended(now_ns, job.outcome)
             rule.ran(batch, pool, now_ns / NS_PER_MS, took_ms)
-        elif place < len(outcomes):
-            now_ns = outcomes[place].arrival_ns
-        elif all(outcome.finished or outcome.refused for outcome in outcomes):
+        elif (arrival_ns := arrivals.next_ns()) is not None:
+            now_ns = arrival_ns
+        elif all(outcome.finished or outcome.refused for outcome in arrivals.outcomes):
             break
         else:
             raise RuntimeError("the rule runs nothing, and requests are left")
         if iteration % _REPORT_EVERY == 0:
-            progress(place / len(outcomes))
-    return outcomes
+            progress(arrivals.share(now_ns))
+    return arrivals.outcomes
 
 
-def duration_ms(costs: CostTable, works: Iterable[Work]) -> float:
-    """The time of a batch: decoding rows at their mean context beside all prompt tokens (docs/simulation.md,
+def duration_ms(costs: CostTable, batch: Batch) -> float:
+    """The time of a batch: decoding rows at their mean context and width beside all prompt tokens (docs/simulation.md,
     "Costs")."""
-    rows = context = tokens = 0
+    rows = context = targets = tokens = 0
     chunks = []
-    for job, count in works:
+    for job, count in batch.works:
         if job.decoding:
             rows += 1
             context += job.done
+            targets += count
         else:
             tokens += count
             chunks.append((count, job.done))
-    return costs.mixed(rows, context / rows if rows else 0.0, tokens, chunks)
+    if not rows:
+        return costs.mixed(0, 0.0, tokens, chunks)
+    plain = costs.mixed(rows, context / rows, tokens, chunks)
+    return plain + costs.speculation(rows, targets / rows, batch.proposals)
 
 
-def _advance(batch: Batch, pool: Pool, now_ns: int) -> None:
-    for job, tokens in batch.works:
+def _advance(job: Job, tokens: int, acceptance: Acceptance, now_ns: int) -> None:
+    """Count in what an iteration did for a request: prompt tokens or, where it decodes, what was accepted and one
+    more."""
+    if job.decoding:
+        drawn = 1 + (acceptance(job.key, job.produced - 1, tokens - 1) if tokens > 1 else 0)
+        job.done += drawn
+    else:
         job.done += tokens
         fresh = min(job.done, job.prompt) - job.prompt_seen
         if fresh > 0:
             job.prompt_seen += fresh
             job.outcome.prompts.append((now_ns, fresh))
-        if job.done == job.total:
-            job.produced += 1
-            job.outcome.tokens.append(now_ns)
-            if job.produced == job.output:
-                pool.release(job)
+        drawn = 1 if job.done == job.total else 0
+    job.produced += drawn
+    job.outcome.tokens.extend([now_ns] * drawn)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from msgspec import UnsetType
 from rich import box
 from rich.table import Table
 
@@ -18,7 +19,14 @@ HEADINGS = (
     *("service gap", "undone", "× time"),
 )
 
+LOOP_HEADINGS = (
+    *("policy", "streams", "requests", "tok/s", "per stream", "latency p50", "p99", "TTFT p50", "p99", "× time"),
+)
+"""Of closed loops."""
+
 CAPTION = "times in ms; service gap in tokens, output ones twice; × time: seconds simulated by one of processor time"
+
+LOOP_CAPTION = "times in ms, latency of whole requests; × time: seconds simulated by one of processor time"
 
 
 def cells_of(result: Result) -> tuple[str, ...]:
@@ -37,6 +45,21 @@ def cells_of(result: Result) -> tuple[str, ...]:
     )
 
 
+def loop_cells_of(result: Result) -> tuple[str, ...]:
+    """One row, under `LOOP_HEADINGS`."""
+    figures, streams = result.figures, result.cell.streams
+    assert not isinstance(streams, UnsetType)
+    return (
+        result.cell.policy,
+        f"{streams}",
+        f"{figures.requests:,}",
+        f"{figures.output_tokens_per_s:,.0f}",
+        f"{figures.output_tokens_per_s / streams:.1f}",
+        *map(number, (figures.latency_p50, figures.latency_p99, figures.ttft_p50, figures.ttft_p99)),
+        f"{figures.simulated_s / result.cpu_s:.1f}",
+    )
+
+
 def number(value: float | None) -> str:
     """Milliseconds, to a tenth below 100."""
     if value is None:
@@ -46,11 +69,13 @@ def number(value: float | None) -> str:
 
 def table(results: Iterable[Result]) -> Table:
     """All results, for a terminal."""
-    shown = Table(box=box.SIMPLE_HEAD, padding=(0, 1), caption=CAPTION)
-    for place, heading in enumerate(HEADINGS):
+    found = list(results)
+    loop = any(not isinstance(result.cell.streams, UnsetType) for result in found)
+    shown = Table(box=box.SIMPLE_HEAD, padding=(0, 1), caption=LOOP_CAPTION if loop else CAPTION)
+    for place, heading in enumerate(LOOP_HEADINGS if loop else HEADINGS):
         shown.add_column(heading, justify="right" if place else "left", no_wrap=True)
-    for result in results:
-        shown.add_row(*cells_of(result))
+    for result in found:
+        shown.add_row(*(loop_cells_of(result) if loop else cells_of(result)))
     return shown
 
 

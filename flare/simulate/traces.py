@@ -35,12 +35,14 @@ class TraceError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class TraceRequest:
-    """One request. `output_tokens` is both what it may produce and what it does produce, at least 1."""
+    """One request. `output_tokens` is both what it may produce and what it does produce, at least 1. Its content is its
+    `seed`: what the simulated target draws for it, and which proposals are right."""
 
     arrival_s: float
     prompt_tokens: int
     output_tokens: int
     client: str = ""
+    seed: int = 0
 
 
 def read_trace(path: Path, seed: int = 0) -> tuple[TraceRequest, ...]:
@@ -72,7 +74,9 @@ def load(requests: Iterable[TraceRequest], speed: float = 1.0, window_s: float |
     """The requests that arrive within the first `window_s` seconds when times are divided by `speed`."""
     if speed <= 0:
         raise TraceError(f"--speed {speed}: must be above 0")
-    faster = [replace(request, arrival_s=request.arrival_s / speed) for request in requests]
+    faster = [
+        replace(request, arrival_s=request.arrival_s / speed, seed=place) for place, request in enumerate(requests)
+    ]
     chosen = [request for request in faster if window_s is None or request.arrival_s < window_s]
     if chosen and chosen[-1].arrival_s > ARRIVAL_MAX_S:
         raise TraceError(f"--speed {speed}: puts an arrival beyond {ARRIVAL_MAX_S:g} s; take more, or give a --window")

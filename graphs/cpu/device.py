@@ -145,7 +145,8 @@ class CpuDevice:
         self._graphs = frozenset(catalog)
         for index, shape in enumerate(catalog):
             try:
-                self._warm(shape)
+                if shape.width == 1 or not isinstance(self._program, ReferenceStep):  # plain torch has nothing to warm
+                    self._warm(shape)
             except FloatingPointError as error:
                 raise ModelError("the weights give logits that are not finite: take an undamaged model") from error
             progress(shape, index + 1, len(catalog))

@@ -27,8 +27,8 @@ class StepBuffers:
     distinct tokens: `history_tokens`, `history_counts` [L, H]) and `banned_count` `banned` tokens
     [L, STOP_TOKENS_MAX], which its first `banned_rows` draws may not give. `prefill_row` [P]: the lanes that consume a
     prompt, rising, then -1; all others decode. A lane's packed rows begin at the sum of the query lengths before it. Of
-    each packed row of a prompt its `tokens` and `targets` (-1: not scored); of a lane that is given proposals, those in
-    `tokens` behind the row of its pending token.
+    each packed row of a prompt its `tokens` and `targets` (-1: not scored); of a decoding lane its proposals in
+    `tokens`, behind the row of its pending token: those that it is given, or those that the draft made.
     Outputs: of each lane how many tokens it drew (`count`), of how many positions (`verified`), and [L, W] each `token`
     (the first may be NO_TOKEN or NOT_FINITE), its `logprob`, alternatives [L, W, ALTERNATIVES_MAX] and, of rounds that
     draw by rejection, the `survival` of each verified prefix. `confidence` [2, S, W - 1] has the conditional and the

@@ -21,12 +21,13 @@ from .sampling import Proposal, propose
 
 @dataclass(slots=True)
 class Lane:
-    """One lane of a step: its first position `start`, its `width` in rows, the `depth` of the proposals that it makes,
-    and the `proposals` that it verifies."""
+    """One lane of a step: its first position `start`, its place `packed` in the inputs, its `width` in rows, the
+    `depth` of the proposals that it makes, and the `proposals` that it verifies."""
 
     lane: int
     slot: int
     start: int
+    packed: int
     width: int
     prompt: torch.Tensor | None = None
     depth: int = 0
@@ -72,12 +73,11 @@ class Drafting:
                 continue
             read = self._catch_up(lane)
             if read is None:
-                lane.depth = 0
+                lane.depth, lane.width = 0, 1  # its last round failed
                 continue
             reads.append(read)
             if lane.depth:
                 proposing.append((lane, len(reads) - 1))
-            self._buffers.confidence[:, lane.slot] = 0.0
         residuals = self._run(reads)
         chained = [(lane, residuals[index][-1]) for lane, index in proposing]
         step = 0
@@ -160,6 +160,9 @@ class Drafting:
         logits = self._decoder.logits(self._decoder.normalized(residual[None]))[0]
         proposal, likely = propose(logits, self._rows, lane.slot, step, self._kept, self._vocab, rejects=rejects)
         lane.proposals.append(proposal)
+        self._buffers.tokens[lane.packed + step + 1] = proposal.token
+        if (q := proposal.drawn_from) is not None:
+            self._buffers.draft_probabilities[lane.lane, step] = q if self._kept is None else q[self._kept.long()]
         confidence = self._buffers.confidence[:, lane.slot]
         confidence[0, step] = likely
         confidence[1, step] = likely * (confidence[1, step - 1] if step else 1.0)

@@ -144,8 +144,8 @@ class FrameIo:
         if not decodes(shape):
             raise ValueError(f"{where}: tokens are expected by {shape.name}")
         given = -1 if lane.proposals is None else len(lane.proposals)
-        if not 1 <= lane.width <= shape.width:
-            raise ValueError(f"{where}: width is {lane.width}; {shape.name} verifies 1 to {shape.width} positions")
+        if not 1 <= lane.width <= (most := min(shape.width, shape.draft_depth + 1)):
+            raise ValueError(f"{where}: width is {lane.width}; {shape.name} verifies 1 to {most} positions")
         if (lane.width - 1 if shape.source is Source.COPY and lane.width > 1 else -1) != given:
             raise ValueError(f"{where}: {max(given, 0)} proposals for a width of {lane.width} in {shape.name}")
         if lane.proposals is not None and not 0 <= lane.proposals.min() <= lane.proposals.max() < self._vocab:

@@ -73,10 +73,12 @@ class ReferenceStep:
             if index in prompts:
                 start = int(buffers.start[index])
                 rows.committed[slot] = start + length
-                lanes.append(Lane(index, slot, start, length, tokens.long()))
+                lanes.append(Lane(index, slot, start, packed, length, tokens.long()))
             elif rows.ended[slot] == RUNNING:
                 width = min(length, int(rows.remaining[slot]))
-                lane = Lane(index, slot, int(rows.committed[slot]) - 1, width, depth=min(depth, width - 1))
+                if depth:
+                    buffers.confidence[:, slot] = 0.0
+                lane = Lane(index, slot, int(rows.committed[slot]) - 1, packed, width, depth=min(depth, width - 1))
                 if not depth:
                     lane.proposals = [Proposal(token) for token in tokens[1:width].tolist()]
                 lanes.append(lane)
@@ -106,7 +108,7 @@ class ReferenceStep:
         return self.decoder.residual(torch.cat(tokens), spans, self.kv)
 
     def _advance(self, lane: Lane, hidden: torch.Tensor, residual: torch.Tensor, *, rejects: bool) -> None:
-        """Draw for a lane's rows until a proposal was wrong, and advance its state row."""
+        """Draw for a lane's rows, and advance its state row as far as its proposals were right."""
         buffers, rows, index = self.buffers, self.rows, lane.lane
         if lane.prompt is not None:
             if buffers.emits[index]:
@@ -117,18 +119,19 @@ class ReferenceStep:
                 self._drafting.read_prompt(lane, residual)
             return
         pending, ahead = int(rows.pending[lane.slot]), [p.token for p in lane.proposals[: lane.width - 1]]
-        drawn: list[int] = []
         for at in range(lane.width):
             self._draw(lane, at, hidden[at : at + 1], ahead[:at], rejects=rejects)
-            token = int(buffers.token[index, at])
-            if token == NOT_FINITE:
-                buffers.token[index, 0] = NOT_FINITE
-                return
-            drawn.append(token)
-            stops = rows.stop_tokens[lane.slot, : int(rows.stop_count[lane.slot])].tolist()
-            if at + 1 == lane.width or token != ahead[at] or token in stops or len(drawn) == rows.remaining[lane.slot]:
+        tokens = buffers.token[index, : lane.width].tolist()
+        count = 1
+        for token, proposal in zip(tokens, ahead, strict=False):
+            if token != proposal or self._stops(lane.slot, token):
                 break
-        buffers.survival[index] = buffers.survival[index].cumprod(0)
+            count += 1
+        drawn = tokens[:count]
+        if NOT_FINITE in drawn:
+            buffers.token[index, 0] = NOT_FINITE
+            return
+        buffers.survival[index, : lane.width] = buffers.survival[index, : lane.width].cumprod(0)
         buffers.count[index], buffers.verified[index] = len(drawn), lane.width
         self._commit(lane.slot, drawn)
         if self._drafting is not None:
@@ -139,7 +142,7 @@ class ReferenceStep:
         rows, buffers, index = self.rows, self.buffers, lane.lane
         logits = self.decoder.logits(hidden)[0]
         if not logits.isfinite().all():
-            buffers.token[index, at] = NOT_FINITE
+            buffers.token[index, at], buffers.survival[index, at] = NOT_FINITE, 0.0
             return
         proposed = lane.prompt is None and at + 1 < lane.width
         if rejects and proposed:
@@ -163,10 +166,13 @@ class ReferenceStep:
             rows.pending[slot] = token
             rows.committed[slot] += 1
             rows.remaining[slot] -= 1
-            if token in rows.stop_tokens[slot, : int(rows.stop_count[slot])].tolist():
+            if self._stops(slot, token):
                 rows.ended[slot] = ENDED_STOP
             elif rows.remaining[slot] <= 0:
                 rows.ended[slot] = ENDED_LENGTH
+
+    def _stops(self, slot: int, token: int) -> bool:
+        return token in self.rows.stop_tokens[slot, : int(self.rows.stop_count[slot])].tolist()
 
     def _score(self, lanes: Sequence[Lane], hidden: torch.Tensor) -> None:
         """Score the targets of all rows, `SCORED_BLOCK` rows of logits at a time; every lane is a prompt."""

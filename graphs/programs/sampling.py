@@ -74,7 +74,8 @@ def propose(
     """Draw proposal `step` (from 0) of a row from a draft's logits float32[kept]; and its probability.
 
     It is drawn with the very noise of the target's own draw, which makes both agree as often as they can without
-    knowing one another; or with noise of its own, where it is to be accepted by its probability.
+    knowing one another. Or with noise of its own, where it is to be accepted by its probability; then the probability
+    given is that of the likeliest, since how many are verified must not depend on which were drawn.
     """
     tokens = torch.arange(len(logits)) if kept is None else kept.long()
     temperature = float(rows.temperature[slot])
@@ -89,7 +90,8 @@ def propose(
         place = int((z + gumbel(draw_key(seed, int(rows.committed[slot]) + step), tokens)).argmax())
         if rejects:
             drawn_from = torch.zeros(vocab).index_copy(0, tokens, z.softmax(-1))
-    return Proposal(int(tokens[place]), drawn_from), min(1.0, float(likely[place]))
+    confidence = likely[place] if drawn_from is None else likely.max()
+    return Proposal(int(tokens[place]), drawn_from), min(1.0, float(confidence.nan_to_num()))
 
 
 def _distribution(

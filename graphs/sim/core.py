@@ -16,7 +16,7 @@ from flare.machines.graph import QUEUEABLE_KINDS, GraphShape
 
 from ..device import DeviceLost
 from ..frames import Completion, Frame
-from .acceptance import Acceptance, FixedAcceptance
+from .acceptance import Acceptance, Confidence, FixedAcceptance
 from .rows import SimRows
 from .state import FrameRefused, PageConflict
 from .timing import Duration, Fault, Faults
@@ -52,6 +52,7 @@ class SimCore:
         tokens: TokenSource | None = None,
         faults: Faults | None = None,
         acceptance: Acceptance = _NOTHING_ACCEPTED,
+        confidence: Confidence | None = None,
         state_rows: int = 0,
         strict: bool = False,
     ) -> None:
@@ -62,7 +63,9 @@ class SimCore:
         self._duration = duration
         self._faults = faults or Faults()
         self._strict = strict
-        self._rows = SimRows(request_slots, pages, page_tokens, tokens or TokenSource(), acceptance, state_rows)
+        self._rows = SimRows(
+            request_slots, pages, page_tokens, tokens or TokenSource(), acceptance, state_rows, confidence
+        )
         self._catalog: frozenset[GraphShape] | None = None
         self._in_flight: deque[_InFlight] = deque()
         self._last_fence = 0
@@ -128,7 +131,7 @@ class SimCore:
         if self._catalog is not None and frame.shape not in self._catalog:
             return Completion(frame.fence, 0, (), f"{frame.shape.name} was not prepared")
         try:
-            results = self._rows.run(frame)
+            results, confidence = self._rows.execute(frame)
         except FrameRefused as error:
             return Completion(frame.fence, device_ns, (), str(error))
         except PageConflict as error:
@@ -137,4 +140,4 @@ class SimCore:
             return Completion(frame.fence, device_ns, (), str(error))
         if fault is Fault.MALFORMED:
             results = tuple(replace(result, committed=result.committed + 1) for result in results)
-        return Completion(frame.fence, device_ns, results)
+        return Completion(frame.fence, device_ns, results, confidence=confidence)

@@ -12,10 +12,10 @@ import json
 import re
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from flare.machines.graph import STAGE_KINDS, GraphKind, GraphShape
+from flare.machines.graph import STAGE_KINDS, GraphKind, GraphShape, Source
 
 from ..frames import Frame, LaneInput
 from .timing import Duration
@@ -125,14 +125,16 @@ class CostTable:
         together = self.mixed_grid.at(batch, tokens) + decode - self.decode(batch, self.reference_context)
         return max(together, decode, fresh) + self.past(chunks)
 
-    def verify(self, width: float, batch: float, context: float) -> float:
-        """`width` target positions for each of `batch` rows, without the proposals. Raises `CostError` without data."""
-        if width <= 1:
-            return self.decode(batch, context)
-        if self.verify_grid is None:
-            raise CostError(f"costs {self.name}: verify is missing; give verify[width][batch] for speculative graphs")
-        wide = self.verify_grid.at(width, batch)
-        return wide + self.decode(batch, context) - self.decode(batch, self.reference_context)
+    def speculation(self, batch: float, width: float, proposals: int) -> float:
+        """What it adds to decoding `batch` rows that each row has `width` target positions (their mean), and that the
+        program makes so many proposals for each. Raises `CostError` without data."""
+        added = 0.0
+        if width > 1:
+            if self.verify_grid is None:
+                fix = "verify is missing; give verify[width][batch] for speculative graphs"
+                raise CostError(f"costs {self.name}: {fix}")
+            added = self.verify_grid.at(width, batch) - self.verify_grid.at(1.0, batch)
+        return added if self.draft is None else added + proposals * self.draft.at(batch)
 
     def graph(self, shape: GraphShape, context_tokens: float = 0.0, chunks: Chunks = ()) -> float:
         """A prepared graph at its capacity.
@@ -153,12 +155,10 @@ class CostTable:
         rows = batch - 1 if kind is GraphKind.MIXED else batch
         context = context_tokens / rows
         total = self.mixed(rows, context, tokens, chunks)
-        if shape.drafts:
-            width = shape.packed_targets / batch
-            total += self.verify(width, rows, context) - self.decode(rows, context)
-        if shape.draft_depth and self.draft is not None:
-            total += shape.draft_depth * self.draft.at(batch)
-        return total
+        if shape.width == 1:
+            return total
+        proposals = shape.draft_depth if shape.source is Source.DRAFT else 0
+        return total + self.speculation(rows, shape.packed_targets / batch, proposals)
 
     def check(self, catalog: Iterable[GraphShape]) -> None:
         """Raises `CostError` if a graph of the catalog cannot be priced."""
@@ -180,8 +180,14 @@ class CostTable:
         return of
 
 
-def load_costs(path: Path) -> CostTable:
-    """Read a table. Raises `CostError` naming the file, the key and the fix."""
+def load_costs(path: Path, draft: Path | None = None) -> CostTable:
+    """Read a table, and from that of a draft model what a proposal costs: one of its decode steps. Raises `CostError`
+    naming the file, the key and the fix."""
+    costs = _read(path).table()
+    return costs if draft is None else replace(costs, draft=_read(draft).curve("decode"))
+
+
+def _read(path: Path) -> _Reader:
     try:
         table = json.loads(path.read_text(encoding="utf-8-sig"))
     except OSError as error:
@@ -190,7 +196,7 @@ def load_costs(path: Path) -> CostTable:
         raise CostError(f"costs {path}: not valid JSON: {error}") from None
     if not isinstance(table, dict):
         raise CostError(f"costs {path}: must be an object with the keys decode, prefill and mixed")
-    return _Reader(str(path), table).table()
+    return _Reader(str(path), table)
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,7 +208,7 @@ class _Reader:
 
     def table(self) -> CostTable:
         reference = self._number("context_tokens", 1024)
-        decode, prefill = self._curve("decode"), self._curve("prefill")
+        decode, prefill = self.curve("decode"), self.curve("prefill")
         contexts = self._curves("decode_by_context", {reference: decode}) | {reference: decode}
         pasts = {
             past: Curve({0.0: 0.0} | {at: max(0.0, ms - prefill.at(at)) for at, ms in curve.points.items()})
@@ -220,9 +226,9 @@ class _Reader:
             past_grid=Surface({0.0: Curve({0.0: 0.0})} | pasts),
             mixed_grid=Surface(mixed),
             verify_grid=Surface({1.0: decode} | verify) if verify else None,
-            scored=self._curve("scored_prefill") if "scored_prefill" in self.values else None,
-            draft=self._curve("draft") if "draft" in self.values else None,
-            stages={kind: self._curve(kind.value) for kind in STAGE_KINDS if kind.value in self.values},
+            scored=self.curve("scored_prefill") if "scored_prefill" in self.values else None,
+            draft=self.curve("draft") if "draft" in self.values else None,
+            stages={kind: self.curve(kind.value) for kind in STAGE_KINDS if kind.value in self.values},
         )
 
     def _refuse(self, key: str, fix: str) -> CostError:
@@ -236,7 +242,8 @@ class _Reader:
             raise self._refuse(key, f"{value!r:.40} must be a {what} from {least:g} to {most:g}")
         return float(value)
 
-    def _curve(self, key: str) -> Curve:
+    def curve(self, key: str) -> Curve:
+        """The table under a key."""
         if key not in self.values:
             raise self._refuse(key, f'is missing; give a table of milliseconds, as "{key}": {{"64": 7.4}}')
         return Curve(self._points(key, self.values[key]))

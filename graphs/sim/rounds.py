@@ -1,11 +1,14 @@
 """Decoding on the simulated device: plain steps, and rounds that verify several positions.
 
-Owns what is drawn and where a row ends. Does not own how many proposals are accepted (`acceptance`). Surprising rule:
-an accepted proposal is the very token that plain decoding would draw there, so that a wider round gives the same output
-sooner, never another one.
+Owns what is drawn and where a row ends. Does not own how many of the program's own proposals are accepted
+(`acceptance`). Surprising rule: an accepted proposal is the very token that plain decoding would draw there, so that a
+wider round gives the same output sooner, never another one; copied proposals are accepted as far as they are that.
 """
 
 from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
 
 from flare.machines.request import EndReason
 
@@ -26,8 +29,9 @@ class Rounds:
         self._tokens = tokens
         self._acceptance = acceptance
 
-    def step(self, lane: LaneInput, row: Row) -> tuple[Progress, LaneResult]:
-        """A decode lane: from 1 to `lane.width` tokens, or none for a row that has ended. Raises `FrameRefused`."""
+    def step(self, lane: LaneInput, row: Row, targets: int) -> tuple[Progress, LaneResult]:
+        """A decode lane of which so many target positions are verified, `lane.width` at most: from 1 to `targets`
+        tokens, or none for a row that has ended. Raises `FrameRefused`."""
         before = row.progress
         if lane.tokens is not None:
             raise FrameRefused(f"decode of {lane.handle} with prompt tokens")
@@ -42,17 +46,19 @@ class Rounds:
             raise FrameRefused(f"{lane.handle} may produce {left} more tokens; a round of {width} might pass that")
         # The pending token and the proposals behind it are written.
         row.check_room(before.committed + width - 1)
-        return self.commit(row, before, lane.history, width)
+        return self.commit(row, before, lane.history, targets, lane.proposals)
 
     def commit(
         self,
         row: Row,
         before: Progress,
         history: History | None,
-        width: int = 1,
+        targets: int = 0,
+        copied: NDArray[np.int32] | None = None,
         prompt_scores: tuple[TokenScore, ...] | None = None,
     ) -> tuple[Progress, LaneResult]:
-        """Draw one token and those that the accepted proposals of a round of `width` add. Raises `FrameRefused`."""
+        """Draw one token and those that the accepted proposals of a round of `targets` positions add: of `copied` ones,
+        else of the program's own. The end of a prompt verifies nothing. Raises `FrameRefused`."""
         binding, rules, outputs = row.binding, row.rules, before.outputs
         limit, stops = binding.output_limit, binding.stop_tokens
         if outputs >= limit:
@@ -60,16 +66,19 @@ class Rounds:
         if rules.uses_counts and (history is None or int(history.output_counts.sum()) != outputs):
             raise FrameRefused(f"{row.handle} has penalties and {outputs} outputs; its history does not say so")
         banned = frozenset(history.banned) if history is not None else _NONE
-        last = outputs + 1
-        # What is banned now may be allowed one token later, which only the host knows: then nothing is accepted.
-        if width > 1 and not banned:
-            last += self._acceptance(before.prompt_hash ^ rules.key, outputs - 1, width - 1)
+        banned_to = outputs + (history.banned_for if history is not None else 0)
+        last, offered = outputs + 1, targets - 1
+        if offered > 0 and copied is None:
+            last += self._acceptance(acceptance_key(before, row), outputs - 1, offered)
         drawn: list[int] = []
         ended = None
         while outputs < last and ended is None:
-            token = self._tokens.draw(rules, before.prompt_hash, before.consumed, outputs, banned)
+            ban = banned if outputs < banned_to else _NONE
+            token = self._tokens.draw(rules, before.prompt_hash, before.consumed, outputs, ban)
             if token is None:
                 raise FrameRefused(f"every token is forbidden to {row.handle}")
+            if copied is not None and len(drawn) < offered and token == copied[len(drawn)]:
+                last += 1
             drawn.append(token)
             outputs += 1
             if token in stops:
@@ -79,8 +88,13 @@ class Rounds:
         progress = Progress(before.consumed, before.prompt_hash, True, outputs, ended)
         scores = None if binding.logprobs is None else self._scores(drawn, before, binding.logprobs)
         committed = before.consumed + outputs
-        return progress, LaneResult(row.handle, committed, tuple(drawn), ended, scores, prompt_scores)
+        return progress, LaneResult(row.handle, committed, tuple(drawn), ended, scores, prompt_scores, targets)
 
     def _scores(self, drawn: list[int], before: Progress, alternatives: int) -> tuple[TokenScore, ...]:
         first = before.committed
         return tuple(self._tokens.score(token, first + index, alternatives) for index, token in enumerate(drawn))
+
+
+def acceptance_key(progress: Progress, row: Row) -> int:
+    """What `Acceptance` and `Confidence` know a request by: its prompt, and how it draws."""
+    return progress.prompt_hash ^ row.rules.key

@@ -7,13 +7,19 @@ row changes, so that a refused frame leaves no trace.
 
 from __future__ import annotations
 
-from flare.machines.graph import QUEUEABLE_KINDS, STAGE_KINDS, GraphKind
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flare.machines.allocation import allocate
+from flare.machines.graph import QUEUEABLE_KINDS, STAGE_KINDS, GraphKind, GraphShape, Source
 from flare.machines.ids import PageId, RequestHandle
 
 from ..frames import Frame, LaneInput, LaneResult
-from .acceptance import Acceptance, FixedAcceptance
+from .acceptance import Acceptance, Confidence, FixedAcceptance
 from .prompts import Prompts
-from .rounds import Rounds
+from .rounds import Rounds, acceptance_key
 from .stages import Stages
 from .state import FrameRefused, PageConflict, Progress, Row, fresh_row
 from .tokens import TokenSource
@@ -21,9 +27,16 @@ from .tokens import TokenSource
 _NOTHING_ACCEPTED = FixedAcceptance(0)
 
 
+class Ran(NamedTuple):
+    """What a frame gave: a result for each lane, and what the program thought of its proposals (`Completion`)."""
+
+    results: tuple[LaneResult, ...]
+    confidence: NDArray[np.float32] | None
+
+
 class SimRows:
     """All rows of a device with `request_slots` slots, `pages` pages of `page_tokens` tokens and `state_rows` state
-    rows."""
+    rows. With `confidence` its programs tell what they think of their proposals, and can share out target rows."""
 
     def __init__(
         self,
@@ -33,6 +46,7 @@ class SimRows:
         tokens: TokenSource,
         acceptance: Acceptance = _NOTHING_ACCEPTED,
         state_rows: int = 0,
+        confidence: Confidence | None = None,
     ) -> None:
         self._rows: list[Row | None] = [None] * request_slots
         self._pages = pages
@@ -41,21 +55,29 @@ class SimRows:
         self._rounds = Rounds(tokens, acceptance)
         self._prompts = Prompts(tokens, self._rounds)
         self._stages = Stages(state_rows)
+        self._confidence = confidence
         self._owners: dict[PageId, RequestHandle] = {}
 
     def run(self, frame: Frame) -> tuple[LaneResult, ...]:
+        """The results alone of `execute`."""
+        return self.execute(frame).results
+
+    def execute(self, frame: Frame) -> Ran:
         """Apply the frame. Raises `FrameRefused` or `PageConflict`, and then nothing has changed."""
         _check_frame(frame)
+        if frame.allocates and self._confidence is None:
+            raise FrameRefused(f"{frame.shape.name} does not share out its target rows")
         rows = [self._row(lane) for lane in frame.lanes]
         self._check_pages(frame, rows)
         if frame.shape.kind in STAGE_KINDS:
-            return self._run_stages(frame, rows)
-        steps = self._steps(frame, rows)
+            return Ran(self._run_stages(frame, rows), None)
+        beliefs = self._beliefs(frame, rows)
+        steps = self._steps(frame, rows, _targets(frame, beliefs))
         for lane, row, (progress, _) in zip(frame.lanes, rows, steps, strict=True):
             if lane.binding is not None:
                 self._bind(row)
             row.progress = progress
-        return tuple([result for _, result in steps])
+        return Ran(tuple([result for _, result in steps]), beliefs)
 
     def _run_stages(self, frame: Frame, rows: list[Row]) -> tuple[LaneResult, ...]:
         kind, lanes = frame.shape.kind, frame.lanes
@@ -72,14 +94,29 @@ class SimRows:
             self._stages.apply(row, change)
         return tuple([change.result(lane) for lane, change in zip(lanes, changes, strict=True)])
 
-    def _steps(self, frame: Frame, rows: list[Row]) -> list[tuple[Progress, LaneResult]]:
+    def _steps(self, frame: Frame, rows: list[Row], targets: list[int]) -> list[tuple[Progress, LaneResult]]:
         kind, decode, consume = frame.shape.kind, self._rounds.step, self._prompts.step
-        lanes = zip(frame.lanes, rows, strict=True)
+        lanes = zip(frame.lanes, rows, targets, strict=True)
         if kind in QUEUEABLE_KINDS:
-            return [decode(lane, row) for lane, row in lanes]
+            return [decode(lane, row, count) for lane, row, count in lanes]
         if kind is GraphKind.MIXED:
-            return [decode(lane, row) if lane.tokens is None else consume(kind, lane, row) for lane, row in lanes]
-        return [consume(kind, lane, row) for lane, row in lanes]
+            return [
+                decode(lane, row, count) if lane.tokens is None else consume(kind, lane, row)
+                for lane, row, count in lanes
+            ]
+        return [consume(kind, lane, row) for lane, row, _ in lanes]
+
+    def _beliefs(self, frame: Frame, rows: list[Row]) -> NDArray[np.float32] | None:
+        """The confidence of a frame whose program proposes, if it tells any: zero for rows without proposals."""
+        if self._confidence is None or not _proposes(frame.shape):
+            return None
+        planes = np.zeros((2, len(self._rows), frame.shape.draft_depth), np.float32)
+        for lane, row in zip(frame.lanes, rows, strict=True):
+            if lane.tokens is None and row.live:
+                key, drawn = acceptance_key(row.progress, row), row.progress.outputs
+                planes[0, lane.handle.slot] = self._confidence(key, drawn - 1, frame.shape.draft_depth)
+        np.cumprod(planes[0], axis=1, out=planes[1])
+        return planes
 
     def _row(self, lane: LaneInput) -> Row:
         """The row that a lane means: the one that stands, or a fresh one if the lane brings a binding."""
@@ -143,6 +180,8 @@ def _check_frame(frame: Frame) -> None:
         raise FrameRefused(f"{len(prompts)} prompts in a frame of {shape.name}, which takes {shape.prompt_rows}")
     if shape.kind in STAGE_KINDS:
         return
+    if frame.allocates and not (shape.kind is GraphKind.SPECULATIVE and shape.ragged and _proposes(shape)):
+        raise FrameRefused(f"a frame of {shape.name} has no target rows to share out")
     targets = 0
     for lane in lanes:
         if lane.stage is not None:
@@ -151,5 +190,25 @@ def _check_frame(frame: Frame) -> None:
         if not 1 <= width <= (shape.width if lane.tokens is None else 1):
             raise FrameRefused(f"{width} targets for {lane.handle} in a frame of {shape.name}")
         targets += width if lane.tokens is None else 0
-    if shape.drafts and targets > shape.packed_targets:
+        given = 0 if lane.proposals is None else len(lane.proposals)
+        if given != (width - 1 if shape.source is Source.COPY else 0):
+            raise FrameRefused(f"{given} copied proposals for {lane.handle} in a frame of {shape.name}")
+    if shape.drafts and targets > shape.packed_targets and not frame.allocates:
         raise FrameRefused(f"{targets} targets in a frame of {shape.name}, which packs {shape.packed_targets}")
+
+
+def _proposes(shape: GraphShape) -> bool:
+    """Whether the program makes proposals itself."""
+    return shape.draft_depth > 0 and shape.source is Source.DRAFT
+
+
+def _targets(frame: Frame, beliefs: NDArray[np.float32] | None) -> list[int]:
+    """How many positions of each lane are verified."""
+    lanes = frame.lanes
+    if frame.allocates and beliefs is not None:
+        order = sorted(range(len(lanes)), key=lambda place: lanes[place].handle.slot)
+        joint = [beliefs[1, lanes[place].handle.slot].tolist() for place in order]
+        shares = allocate(joint, [lanes[place].width for place in order], frame.shape.packed_targets)
+        by_place = dict(zip(order, shares, strict=True))
+        return [by_place[place] for place in range(len(lanes))]
+    return [lane.width for lane in lanes]

@@ -7,24 +7,23 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import torch
-from safetensors.torch import save_file
 
 from flare.graphs.models.config import ModelConfig
 from flare.graphs.models.draft import DraftModel, load_draft_head, whole_model
 from flare.graphs.models.source import WeightSource
-from flare.graphs.programs.draft_head import FORMAT, NAMES, shapes
+from tools.draft.head import DraftHead, DraftWeights, shapes
 
 
 def random_head(folder: Path, config: ModelConfig, source: WeightSource, kept: int = 64, seed: int = 7) -> DraftModel:
     """A head that proposes `kept` of the tokens, written to a file and read again."""
     random = np.random.default_rng(seed)
-    tensors = {
-        NAMES[part]: torch.from_numpy(random.integers(-127, 128, shape).astype(np.float32) / 1024).half()
+    weights = {
+        part: torch.from_numpy(random.integers(-127, 128, shape).astype(np.float32) / 1024)
         for part, shape in shapes(config).items()
     }
-    tensors["kept"] = torch.from_numpy(np.sort(random.choice(config.vocab, kept, replace=False)).astype(np.int32))
+    tokens = torch.from_numpy(np.sort(random.choice(config.vocab, kept, replace=False)))
     path = folder / "head.safetensors"
-    save_file(tensors, path, metadata={"format": FORMAT})
+    DraftHead(config, DraftWeights(**weights), tokens).save(path, {})
     return load_draft_head(path, config, source)
 
 

@@ -111,11 +111,11 @@ class Host:
     def _take_pages(self, tokens: int) -> tuple[PageId, ...]:
         return tuple(self._free_pages.pop(0) for _ in range(-(-tokens // self.device.page_tokens)))
 
-    def submit(self, shape: GraphShape, lanes: Sequence[LaneInput]) -> Fence:
+    def submit(self, shape: GraphShape, lanes: Sequence[LaneInput], *, allocates: bool = False) -> Fence:
         """Queue a frame under the next fence."""
         self._fence += 1
         fence = Fence(self._fence)
-        self.device.submit(Frame(fence, shape, tuple(lanes)))
+        self.device.submit(Frame(fence, shape, tuple(lanes), allocates))
         return fence
 
     def wait(self) -> Completion:
@@ -126,9 +126,9 @@ class Host:
             assert completion.results == ()
         return completion
 
-    def run(self, shape: GraphShape, lanes: Sequence[LaneInput]) -> Completion:
+    def run(self, shape: GraphShape, lanes: Sequence[LaneInput], *, allocates: bool = False) -> Completion:
         """One frame, alone in the window."""
-        fence = self.submit(shape, lanes)
+        fence = self.submit(shape, lanes, allocates=allocates)
         completion = self.wait()
         assert completion.fence == fence
         return completion

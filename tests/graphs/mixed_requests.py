@@ -114,8 +114,14 @@ def _recorder(driver: Driver) -> Callable[[int], list[torch.Tensor]]:
     project = decoder.logits
 
     def logits(hidden: torch.Tensor) -> torch.Tensor:
-        kept[:] = project(hidden)
-        return torch.stack(kept)
+        out = project(hidden)
+        kept.extend(out.clone())
+        return out
+
+    def last(count: int) -> list[torch.Tensor]:
+        drawn = kept[-count:] if count else []
+        kept.clear()
+        return drawn
 
     decoder.logits = logits  # type: ignore[method-assign]
-    return lambda count: [row.clone() for row in kept[:count]]
+    return last

@@ -6,8 +6,9 @@ order that the test asks for, so that indirection is part of every comparison.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -18,20 +19,37 @@ from flare.graphs.cpu.native import NativeStep
 from flare.graphs.frames import Binding, Frame, History, LaneInput, LaneResult, Sampling
 from flare.graphs.memory.pages import PAGE_TOKENS, KvPages
 from flare.graphs.models.config import ModelConfig
+from flare.graphs.models.draft import DraftModel
 from flare.graphs.models.source import Int4Groups, WeightSource
 from flare.graphs.programs.buffers import StepBuffers
 from flare.graphs.programs.decoder import Decoder
+from flare.graphs.programs.drafting import Drafting
 from flare.graphs.programs.extents import Extents
 from flare.graphs.programs.frame_io import FrameIo
 from flare.graphs.programs.reference import ReferenceStep
 from flare.graphs.programs.rows import StateRows
 from flare.graphs.programs.step import StepProgram
-from flare.machines.graph import GraphKind, GraphShape
+from flare.machines.graph import GraphKind, GraphShape, Source
 from flare.machines.ids import Fence, PageId, RequestHandle
 
 GREEDY = Sampling(temperature=0.0)
 ROWS = 128
-Make = Callable[[ModelConfig, WeightSource, StateRows, StepBuffers, int], StepProgram]
+
+
+class Make(Protocol):
+    """Builds a program over rows, buffers and so many pages, with a draft or without."""
+
+    def __call__(
+        self,
+        config: ModelConfig,
+        source: WeightSource,
+        rows: StateRows,
+        buffers: StepBuffers,
+        pages: int,
+        draft: DraftModel | None = None,
+    ) -> StepProgram:
+        """The program."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -50,22 +68,42 @@ class Tensors:
 
 
 def reference(
-    config: ModelConfig, source: WeightSource, rows: StateRows, buffers: StepBuffers, pages: int
+    config: ModelConfig,
+    source: WeightSource,
+    rows: StateRows,
+    buffers: StepBuffers,
+    pages: int,
+    draft: DraftModel | None = None,
 ) -> ReferenceStep:
     """The float32 program."""
-    decoder = Decoder(config, source, rows.page_table.shape[1] * PAGE_TOKENS, torch.float32)
-    return ReferenceStep(decoder, rows, buffers, KvPages.allocate(config, pages, torch.float32))
+    longest, drafting = rows.page_table.shape[1] * PAGE_TOKENS, None
+    if draft is not None:
+        drafter = Decoder(draft.config, draft.source, longest, torch.float32, reads_hidden=draft.reads_hidden)
+        draft_kv = KvPages.allocate(draft.config, pages, torch.float32)
+        drafting = Drafting(drafter, draft_kv, rows, buffers, draft.kept, config.vocab)
+    decoder = Decoder(config, source, longest, torch.float32)
+    return ReferenceStep(decoder, rows, buffers, KvPages.allocate(config, pages, torch.float32), drafting)
 
 
-def native(config: ModelConfig, source: WeightSource, rows: StateRows, buffers: StepBuffers, pages: int) -> NativeStep:
-    """The compiled program, on two threads."""
+def native(
+    config: ModelConfig,
+    source: WeightSource,
+    rows: StateRows,
+    buffers: StepBuffers,
+    pages: int,
+    draft: DraftModel | None = None,
+    threads: int = 2,
+) -> NativeStep:
+    """The compiled program."""
     kv = KvPages.allocate(config, pages, torch.bfloat16)
-    return NativeStep(native_library(cache_dir()), config, source, rows, buffers, kv, threads=2)
+    draft_kv = None if draft is None else KvPages.allocate(draft.config, pages, torch.bfloat16)
+    return NativeStep(native_library(cache_dir()), config, source, rows, buffers, kv, threads, draft, draft_kv)
 
 
 @dataclass
 class Driver:
-    """One program with `slots` slots of at most `max_model_len` tokens, and room for `prompt_rows` of them at once."""
+    """One program with `slots` slots of at most `max_model_len` tokens, and room for `prompt_rows` of them at once.
+    With a `draft`, or proposals that are given, rounds verify up to `width` positions, by rejection if it `rejects`."""
 
     make: Make
     config: ModelConfig
@@ -74,15 +112,21 @@ class Driver:
     max_model_len: int = 256
     shuffle: int | None = None
     prompt_rows: int = ROWS
+    draft: DraftModel | None = None
+    width: int = 1
+    rejects: bool = False
     program: StepProgram = field(init=False)
 
     def __post_init__(self) -> None:
         """Allocate everything; `shuffle` seeds the order of pages (None: rising)."""
         each = -(-self.max_model_len // PAGE_TOKENS)
-        rows = StateRows.allocate(self.slots, self.max_model_len)
-        extents = Extents(self.slots, self.slots, self.prompt_rows + self.slots - 1)
-        buffers = StepBuffers.allocate(extents, self.max_model_len)
-        self.program = self.make(self.config, self.source, rows, buffers, each * self.slots)
+        draft, vocab = self.draft, self.config.vocab if self.draft is None else self.draft.config.vocab
+        hidden = self.config.hidden if draft is not None and draft.reads_hidden else 0
+        rows = StateRows.allocate(self.slots, self.max_model_len, hidden)
+        packed = max(self.prompt_rows + (self.slots - 1) * self.width, self.slots * self.width)
+        extents = Extents(self.slots, self.slots, packed, self.width)
+        buffers = StepBuffers.allocate(extents, self.max_model_len, self.slots, vocab if self.rejects else 0)
+        self.program = self.make(self.config, self.source, rows, buffers, each * self.slots, draft)
         self._io = FrameIo(rows, buffers, each * self.slots, self.config.vocab)
         order = np.arange(each * self.slots)
         if self.shuffle is not None:
@@ -90,13 +134,15 @@ class Driver:
         self._pages = [tuple(PageId(int(page)) for page in part) for part in order.reshape(self.slots, each)]
         self._generation = 0
 
-    def run(self, shape: GraphShape, lanes: Sequence[LaneInput]) -> tuple[LaneResult, ...]:
+    def run(self, shape: GraphShape, lanes: Sequence[LaneInput], *, allocates: bool = False) -> tuple[LaneResult, ...]:
         """One checked frame, written, run and read."""
-        frame = Frame(Fence(1), shape, tuple(lanes))
+        frame = Frame(Fence(1), shape, tuple(lanes), allocates)
         self._io.check(frame)
         self._io.write(frame)
-        self.program.step(len(lanes), shape.kind is GraphKind.SCORED_PREFILL)
-        return self._io.read(frame)
+        depth = shape.draft_depth if shape.source is Source.DRAFT else 0
+        targets = shape.packed_targets if allocates else 0
+        self.program.step(len(lanes), shape.kind is GraphKind.SCORED_PREFILL, depth, targets, self.rejects)
+        return self._io.read(frame, survival=self.rejects)
 
     def prompt(
         self,

@@ -1,7 +1,7 @@
 """The rules by the names that they have on the command line.
 
-Owns the names and the default of each rule's one parameter. Surprising rule: `vtc` takes none, and that of `fastserve`
-is no number of tokens but of requests.
+Owns the names and the default of each rule's one parameter. Surprising rule: `vtc` and `vllm-table` take none, that of
+`fastserve` is a number of requests and that of rules that speculate one of proposals, where others count tokens.
 """
 
 from __future__ import annotations
@@ -11,27 +11,49 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
 from ..iteration import Rule
+from .adaptive import AdaptiveVerificationRule
+from .drafting import DraftingRule, TableRule
 from .fastserve import FastServeRule
 from .prefill_first import PrefillFirstRule
 from .sarathi import SarathiRule
+from .turbospec import TurboSpecRule
 from .vllm import VllmRule
 from .vtc import VtcRule
 
 _RULES: Mapping[str, Callable[[int], Rule]] = MappingProxyType(
-    {"vllm": VllmRule, "sarathi": SarathiRule, "prefill-first": PrefillFirstRule, "fastserve": FastServeRule}
+    {
+        "vllm": VllmRule,
+        "sarathi": SarathiRule,
+        "prefill-first": PrefillFirstRule,
+        "fastserve": FastServeRule,
+        "static": DraftingRule,
+        "turbospec": TurboSpecRule,
+        "vllm-adaptive": AdaptiveVerificationRule,
+    }
 )
-_PLAIN: Mapping[str, Callable[[], Rule]] = MappingProxyType({"vtc": VtcRule, "fastserve": FastServeRule})
-_DEFAULTS: Mapping[str, int] = MappingProxyType({"vllm": 2048, "sarathi": 512, "prefill-first": 8192})
-_LEAST: Mapping[str, int] = MappingProxyType({"prefill-first": PrefillFirstRule.block})
-"""Chunks of this rule are whole blocks."""
+_PLAIN: Mapping[str, Callable[[], Rule]] = MappingProxyType(
+    {"vtc": VtcRule, "fastserve": FastServeRule, "vllm-table": TableRule}
+)
+_DEFAULTS: Mapping[str, int] = MappingProxyType(
+    {"vllm": 2048, "sarathi": 512, "prefill-first": 8192, "static": 3, "turbospec": 7, "vllm-adaptive": 7}
+)
+_LEAST: Mapping[str, int] = MappingProxyType({"prefill-first": PrefillFirstRule.block, "static": 0})
+"""Chunks of the first are whole blocks; no proposals are a number of them too."""
 
-_NUMBER = re.compile(r"0*[1-9][0-9]{0,8}")
+_SPECULATING = frozenset({"static", "turbospec", "vllm-adaptive", "vllm-table"})
+
+_NUMBER = re.compile(r"0*[0-9]{1,9}")
 
 
 def is_rule(name: str) -> bool:
     """Whether `name` means a rule rather than a policy of Flare."""
     base = name.partition(":")[0]
     return base in _RULES or base in _PLAIN
+
+
+def speculates(name: str) -> bool:
+    """Whether `name` means a rule that makes proposals."""
+    return name.partition(":")[0] in _SPECULATING
 
 
 def canonical(name: str) -> str:

@@ -1,8 +1,8 @@
 """vLLM V1: one token budget for each iteration, running requests first.
 
-Owns the rule of vLLM's `Scheduler.schedule` (v1, first come first served, chunked prefill on, no prefix cache, no
-drafts). Surprising rule: the budget makes no difference between decoding and prefilling; a request under way keeps its
-place in line, and new ones get what is left.
+Owns the rule of vLLM's `Scheduler.schedule` (v1, first come first served, chunked prefill on, no prefix cache). Does
+not own how many proposals are verified (`drafting`; none here). Surprising rule: the budget makes no difference between
+decoding and prefilling; a request under way keeps its place in line, and new ones get what is left.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class VllmRule:
         budget, place, preempted = self.budget, 0, False
         while place < len(pool.running):
             job = pool.running[place]
-            tokens = min(job.left, budget)
+            tokens = min(job.left + (self.proposals(job) if job.decoding else 0), budget)
             if tokens == 0:
                 break
             while not pool.allocate(job, job.done + tokens):
@@ -54,6 +54,10 @@ class VllmRule:
             works.append(Work(job, tokens))
             budget -= tokens
         return Batch(works)
+
+    def proposals(self, job: Job) -> int:
+        """How many are verified of a request that decodes."""
+        return 0
 
     def ran(self, batch: Batch, pool: Pool, now_ms: float, took_ms: float) -> None:
         """Finished requests leave."""

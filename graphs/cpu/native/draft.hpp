@@ -13,6 +13,7 @@ namespace flare {
 struct Lane { // of one frame: `first` is its first row in the target, `depth` the proposals that it makes
   int lane, slot, start, packed, width, depth = 0, first = 0;
   bool prompt = false;
+  int32_t *proposals(const FlareBuffers &b) const { return b.tokens + packed + 1; } // given or made
 };
 
 class Draft {
@@ -20,8 +21,8 @@ public:
   Draft(const FlareModel &model, const FlareSpace &space, const FlareRows &rows, const FlareBuffers &buffers, Team &team)
       : net(model, space, rows), s(rows), b(buffers), team(team), carry(64 * model.hidden), picked(64) {}
 
-  // Make up to `depth` proposals for each lane, at tokens[lane * (width_max) + 1...], with their confidence.
-  void propose(std::vector<Lane> &lanes, int depth, int32_t *tokens, bool rejects) {
+  // Make each lane's proposals, with their confidence.
+  void propose(std::vector<Lane> &lanes, bool rejects) {
     catch_up(lanes);
     for (int step = 0; !proposing.empty(); step++) {
       forward();
@@ -31,10 +32,10 @@ public:
         TileUnit unit(tiles);
         net.head(crew, picked.data(), count);
         crew.each(count, 1, [&](int from, int to) {
-          for (int i = from; i < to; i++) draw_one(*proposing[i], step, i, tokens, net.scratch(crew), rejects);
+          for (int i = from; i < to; i++) draw_one(*proposing[i], step, i, net.scratch(crew), rejects);
         });
       });
-      chain(step, depth, tokens);
+      chain(step);
     }
   }
 
@@ -82,7 +83,7 @@ private:
       const size_t before = net.rows.size();
       put_waiting(lane, pending);
       if (!heads() && lane.depth) put(lane, pending, lane.start, nullptr);
-      if (net.rows.size() == before) lane.depth = 0; // nothing to go on from
+      if (net.rows.size() == before) lane.depth = 0, lane.width = 1; // its last round failed
       if (!lane.depth) continue;
       proposing.push_back(&lane);
       picked[proposing.size() - 1] = (int)net.rows.size() - 1;
@@ -123,7 +124,9 @@ private:
     });
   }
 
-  void draw_one(const Lane &lane, int step, int row, int32_t *tokens, float *z, bool rejects) {
+  // Proposals that are accepted by their probability are as likely as the likeliest: how many are verified must not
+  // depend on which were drawn.
+  void draw_one(const Lane &lane, int step, int row, float *z, bool rejects) {
     const int slot = lane.slot, size = (int)net.m.vocab;
     const float *logits = net.logits(row), temperature = s.temperature[slot];
     const Cuts cuts{s.min_p[slot], s.top_p[slot], s.top_k[slot]};
@@ -134,25 +137,25 @@ private:
     float top = -INFINITY;
     const float scale = temperature > 0 ? 1.0f / temperature : 1.0f;
     for (int i = 0; i < size; i++) top = std::max(top, z[i] = logits[i] * scale);
-    const float likely = std::min(1.0f, std::exp(z[drawn] - log_sum_exp(z, size, top)));
+    const float likely = std::min(1.0f, std::exp((q ? top : z[drawn]) - log_sum_exp(z, size, top)));
     float *conditional = b.confidence + slot * b.depth_max, *joint = conditional + b.slots * b.depth_max;
     conditional[step] = likely == likely ? likely : 0.0f;
     joint[step] = (step ? joint[step - 1] : 1.0f) * conditional[step];
-    tokens[lane.lane * b.width_max + step + 1] = net.m.kept ? net.m.kept[drawn] : drawn;
+    lane.proposals(b)[step] = net.m.kept ? net.m.kept[drawn] : drawn;
   }
 
   // The next rows of the lanes that propose on, each behind its own last proposal and hidden state.
-  void chain(int step, int depth, const int32_t *tokens) {
+  void chain(int step) {
     std::vector<Lane *> on;
     for (size_t i = 0; i < proposing.size(); i++) {
-      if (step + 1 >= std::min(depth, proposing[i]->depth)) continue;
+      if (step + 1 >= proposing[i]->depth) continue;
       std::memcpy(carry.data() + on.size() * net.m.hidden, net.residual(picked[i]), net.m.hidden * sizeof(float));
       on.push_back(proposing[i]);
     }
     net.rows.clear();
     for (size_t i = 0; i < on.size(); i++) {
       const int position = on[i]->start + step + (heads() ? 0 : 1);
-      put(*on[i], tokens[on[i]->lane * b.width_max + step + 1], position, heads() ? carry.data() + i * net.m.hidden : nullptr);
+      put(*on[i], on[i]->proposals(b)[step], position, heads() ? carry.data() + i * net.m.hidden : nullptr);
       picked[i] = (int)i;
     }
     proposing.swap(on);

@@ -172,11 +172,14 @@ inline void to_probabilities(float *z, int size, float top, float least) {
 
 inline U token_ids(const int32_t *kept, int i, I at, int size) {
   if (!kept) return (U)at;
-  return i + LANES <= size ? (U)load<I>(kept + i) : U{};
+  if (i + LANES <= size) return (U)load<I>(kept + i);
+  int32_t last[LANES];
+  for (int j = 0; j < LANES; j++) last[j] = kept[std::min(i + j, size - 1)];
+  return (U)load<I>(last);
 }
 
 // Draw from softmax(z / temperature) with cuts; `z` is overwritten. Temperature 0 is greedy. `kept` names the tokens of a
-// reduced vocabulary (its size a multiple of 16), whose place is returned; `q` takes the probabilities drawn from.
+// reduced vocabulary, whose place is returned; `q` takes the probabilities drawn from.
 inline int draw(float *z, int size, float temperature, const Cuts &cuts, uint64_t key, const int32_t *kept = nullptr, float *q = nullptr) {
   auto plain = [z](int i, I) { return load<F>(z + i); };
   if (temperature == 0) return argmax(size, plain).token;

@@ -29,7 +29,7 @@ public:
     rejects = rejecting;
     drafting = draft && depth > 0;
     gather(count, drafting ? depth : 0);
-    if (draft) draft->propose(lanes, depth, proposals.data(), rejects);
+    if (draft) draft->propose(lanes, rejects);
     if (target_rows) allocate(target_rows);
     pack();
     if (!net.rows.empty()) run(scored);
@@ -47,7 +47,6 @@ private:
   void gather(int count, int depth) {
     lanes.clear();
     decoding.clear();
-    proposals.resize(std::max((size_t)(count * b.width_max), proposals.size()));
     int packed = 0, prompts = 0;
     for (int lane = 0; lane < count; packed += b.rows[lane++]) {
       const int slot = b.slot[lane], rows = b.rows[lane];
@@ -64,7 +63,6 @@ private:
           for (int plane = 0; plane < 2; plane++)
             std::fill_n(b.confidence + (plane * b.slots + slot) * b.depth_max, b.depth_max, 0.0f);
         decoding.push_back({lane, slot, s.committed[slot] - 1, packed, width, std::min(depth, width - 1)});
-        if (!depth) std::copy(b.tokens + packed + 1, b.tokens + packed + width, proposals.data() + lane * b.width_max + 1);
       }
     }
     lanes.insert(lanes.end(), decoding.begin(), decoding.end());
@@ -100,9 +98,8 @@ private:
     drawn.clear();
     for (Lane &lane : lanes) {
       lane.first = (int)net.rows.size();
-      const int32_t *tokens = lane.prompt ? b.tokens + lane.packed : proposals.data() + lane.lane * b.width_max;
       for (int i = 0; i < lane.width; i++) {
-        const int token = i || lane.prompt ? tokens[i] : s.pending[lane.slot];
+        const int token = i || lane.prompt ? b.tokens[lane.packed + i] : s.pending[lane.slot];
         if (!lane.prompt || (i + 1 == lane.width && b.emits[lane.lane])) drawn.push_back({&lane, lane.prompt ? 0 : i, (int)net.rows.size()});
         net.rows.push_back({token, lane.start + i, lane.slot, lane.lane, lane.packed + i});
       }
@@ -142,23 +139,24 @@ private:
     const int64_t at = lane.lane * b.width_max + of.at;
     if (!copy_finite(logits, net.logits_width(), z)) {
       b.token[at] = NOT_FINITE;
+      b.survival[at] = 0;
       return;
     }
     adjust(z, lane, of.at);
     const Cuts cuts{s.min_p[slot], s.top_p[slot], s.top_k[slot]};
     const uint64_t key = draw_key((uint64_t)s.seed[slot], (uint64_t)(s.committed[slot] + of.at));
     const float temperature = s.temperature[slot];
-    const bool proposed = !lane.prompt && of.at + 1 < lane.width;
-    if (rejects && temperature > 0 && proposed) {
+    const int proposal = !lane.prompt && of.at + 1 < lane.width ? lane.proposals(b)[of.at] : NO_TOKEN;
+    if (rejects && temperature > 0 && proposal != NO_TOKEN) {
       const bool made = drafting;
       const int q_size = made ? (int)draft->net.m.vocab : 0;
       const float *q = made ? b.draft_probabilities + (lane.lane * b.depth_max + of.at) * q_size : nullptr;
-      const Judged judged = judge(z, size, temperature, cuts, key, proposals[at + 1], q, q_size, made ? draft->net.m.kept : nullptr);
+      const Judged judged = judge(z, size, temperature, cuts, key, proposal, q, q_size, made ? draft->net.m.kept : nullptr);
       b.token[at] = judged.token;
       b.survival[at] = judged.ratio;
     } else {
       b.token[at] = draw(z, size, temperature, cuts, key);
-      b.survival[at] = proposed && b.token[at] == proposals[at + 1] ? 1.0f : 0.0f;
+      b.survival[at] = b.token[at] == proposal ? 1.0f : 0.0f;
     }
     if (wanted >= 0)
       b.logprob[at] = logprobs(logits, b.token[at], wanted, b.top_tokens + at * b.alternatives_max, b.top_logprobs + at * b.alternatives_max);
@@ -170,7 +168,7 @@ private:
     for (int i = 0; at < b.banned_rows[lane] && i < b.banned_count[lane]; i++) logits[b.banned[lane * b.banned_max + i]] = -INFINITY;
     for (int i = 0; i < s.bias_count[slot]; i++)
       logits[s.bias_tokens[slot * s.bias_max + i]] += s.bias_values[slot * s.bias_max + i];
-    const int32_t *seen = b.history_tokens + lane * b.history_max, *ahead = proposals.data() + lane * b.width_max + 1;
+    const int32_t *seen = b.history_tokens + lane * b.history_max, *ahead = of.proposals(b);
     auto penalize = [&](int token, int count) {
       float &v = logits[token];
       count += (int)std::count(ahead, ahead + at, token);
@@ -190,17 +188,16 @@ private:
     const int64_t at = lane.lane * b.width_max;
     if (lane.prompt && !b.emits[lane.lane]) return;
     int count = 0;
-    for (bool on = true; on && count < width; count++) {
-      const int token = b.token[at + count];
+    for (bool on = true; on;) {
+      const int token = b.token[at + count++];
       if (token == NOT_FINITE) {
         b.token[at] = NOT_FINITE;
         return;
       }
-      if (count) b.survival[at + count] *= b.survival[at + count - 1];
-      commit(slot, token);
-      on = s.ended[slot] == RUNNING && count + 1 < width && token == proposals[at + count + 1];
+      on = count < width && token == lane.proposals(b)[count - 1] && !stops(slot, token);
     }
-    for (int i = count; i < width; i++) b.survival[at + i] *= b.survival[at + i - 1];
+    for (int i = 0; i < count; i++) commit(slot, b.token[at + i]);
+    for (int i = 1; i < width; i++) b.survival[at + i] *= b.survival[at + i - 1];
     b.count[lane.lane] = count;
     b.verified[lane.lane] = lane.prompt ? 0 : lane.width;
     if (draft && !lane.prompt) draft->keep_round(lane, count, net);
@@ -210,9 +207,13 @@ private:
     s.pending[slot] = token;
     s.committed[slot]++;
     s.remaining[slot]--;
-    const int32_t *stops = s.stop_tokens + slot * s.stop_tokens_max;
-    if (std::find(stops, stops + s.stop_count[slot], token) != stops + s.stop_count[slot]) s.ended[slot] = ENDED_STOP;
+    if (stops(slot, token)) s.ended[slot] = ENDED_STOP;
     else if (s.remaining[slot] <= 0) s.ended[slot] = ENDED_LENGTH;
+  }
+
+  bool stops(int slot, int token) const {
+    const int32_t *tokens = s.stop_tokens + slot * s.stop_tokens_max, *end = tokens + s.stop_count[slot];
+    return std::find(tokens, end, token) != end;
   }
 
   // Score the targets of all rows, `logits_rows` of them at a time; every lane is a prompt.
@@ -252,7 +253,6 @@ private:
   bool rejects = false, drafting = false;
   std::vector<Lane> lanes, decoding;
   std::vector<Draw> drawn;
-  std::vector<int32_t> proposals; // of each lane at [lane, 1...]
 };
 
 } // namespace

@@ -10,6 +10,7 @@ from flare.config.loader import load_policy
 from flare.config.schema import Policy
 from flare.graphs.sim.costs import Curve
 from flare.machines.graph import GraphKind, GraphShape
+from flare.simulate.arrivals import OpenLoop
 from flare.simulate.outcome import Outcome
 from flare.simulate.serving import VirtualServer
 from tests.flare.simulate.worlds import flat_costs, request
@@ -25,7 +26,7 @@ def long_prompt(policy: Policy) -> Outcome:
     load = [request(0.0, LONG, 1, "long"), *(request(0.0, SHORT, 1, "short") for _ in range(3))]
     load += [request(FRAME_S * place, SHORT, 1, "short") for place in range(round(SECONDS / FRAME_S))]
     server = VirtualServer(
-        load,
+        OpenLoop(load),
         policy,
         (GraphShape(GraphKind.PREFILL, 1, SHORT), GraphShape(GraphKind.DECODE, 1)),
         replace(flat_costs(), prefill_curve=Curve({0.0: 1000.0 * FRAME_S})),

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from flare.simulate.arrivals import OpenLoop
 from flare.simulate.iteration import simulate
 from flare.simulate.rules.by_name import canonical, is_rule, make_rule
 from flare.simulate.rules.fastserve import FastServeRule
@@ -253,7 +254,7 @@ def test_every_rule_serves_everything_exactly_once(
 ) -> None:
     """With a cache that holds little more than the largest request, and less of it than all want."""
     requests = sorted((request(*row) for row in load), key=lambda one: one.arrival_s)
-    outcomes = simulate(make_rule(name), requests, flat_costs(), slots=slots, kv_tokens=240)
+    outcomes = simulate(make_rule(name), OpenLoop(requests), flat_costs(), slots=slots, kv_tokens=240)
     for outcome in outcomes:
         assert not outcome.refused and outcome.finished
         assert len(outcome.tokens) == outcome.request.output_tokens

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from flare.config.loader import load_policy
 from flare.graphs.sim.costs import Curve, Surface, load_costs
 from flare.machines.graph import GraphKind, GraphShape
+from flare.simulate.arrivals import OpenLoop
 from flare.simulate.cells import jitter
 from flare.simulate.outcome import Outcome
 from flare.simulate.serving import VirtualServer
@@ -30,7 +31,13 @@ def serve(
     requests: list[TraceRequest], policy: str = "balanced", *, slots: int = 4, kv_tokens: int = 400
 ) -> list[Outcome]:
     server = VirtualServer(
-        requests, load_policy(policy), CATALOG, flat_costs(), slots=slots, kv_tokens=kv_tokens, jitter=jitter(5, 0.1)
+        OpenLoop(requests),
+        load_policy(policy),
+        CATALOG,
+        flat_costs(),
+        slots=slots,
+        kv_tokens=kv_tokens,
+        jitter=jitter(5, 0.1),
     )
     outcomes = server.run()
     assert server.scheduler.idle
@@ -71,7 +78,12 @@ def test_what_can_never_fit_is_refused() -> None:
 
 def test_a_run_can_end_early() -> None:
     server = VirtualServer(
-        [request(0.0, 16, 50), request(10.0)], load_policy("balanced"), CATALOG, flat_costs(), slots=2, kv_tokens=400
+        OpenLoop([request(0.0, 16, 50), request(10.0)]),
+        load_policy("balanced"),
+        CATALOG,
+        flat_costs(),
+        slots=2,
+        kv_tokens=400,
     )
     first, second = server.run(until_ns=100_000_000)
     assert 0 < len(first.tokens) < 50 and max(first.tokens) < 100_000_000
@@ -80,7 +92,7 @@ def test_a_run_can_end_early() -> None:
 
 def test_estimates_start_unknown_and_are_learned() -> None:
     server = VirtualServer(
-        [request(0.0, 16, 40)], load_policy("balanced"), CATALOG, flat_costs(7.0), slots=2, kv_tokens=400
+        OpenLoop([request(0.0, 16, 40)]), load_policy("balanced"), CATALOG, flat_costs(7.0), slots=2, kv_tokens=400
     )
     assert all(row.duration_ns == 0 for row in server.scheduler.durations.rows(0))
     server.run()
@@ -93,7 +105,9 @@ def test_durations_follow_the_context_of_the_rows(tmp_path: Path) -> None:
     longer = replace(costs, decode_grid=by_context)
     catalog, gaps = (GraphShape(GraphKind.DECODE, 1), GraphShape(GraphKind.PREFILL, 1, 64)), []
     for table in (costs, longer):
-        server = VirtualServer([request(0.0, 16, 60)], load_policy("balanced"), catalog, table, slots=1, kv_tokens=400)
+        server = VirtualServer(
+            OpenLoop([request(0.0, 16, 60)]), load_policy("balanced"), catalog, table, slots=1, kv_tokens=400
+        )
         (outcome,) = server.run()
         gaps.append([later - earlier for earlier, later in pairwise(outcome.tokens)])
     assert gaps[0] == [5_000_000] * 59
@@ -103,7 +117,7 @@ def test_durations_follow_the_context_of_the_rows(tmp_path: Path) -> None:
 
 def test_a_failed_frame_is_no_quiet_loss() -> None:
     server = VirtualServer(
-        [request(0.0, 16, 4)], load_policy("balanced"), CATALOG, flat_costs(), slots=1, kv_tokens=400
+        OpenLoop([request(0.0, 16, 4)]), load_policy("balanced"), CATALOG, flat_costs(), slots=1, kv_tokens=400
     )
     server._core.prepare(())  # the device refuses every shape
     with pytest.raises(RuntimeError, match="the simulated device failed"):

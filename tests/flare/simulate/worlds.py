@@ -38,7 +38,7 @@ def request(arrival_s: float = 0.0, prompt: int = 8, output: int = 4, client: st
 
 
 class Bench:
-    """Steps a rule by hand: what it schedules is done at once."""
+    """Steps a rule by hand: what it schedules is done at once, and no proposal is right."""
 
     def __init__(self, rule: Rule, *, slots: int = 4, blocks: int = 1000, costs: CostTable | None = None) -> None:
         self.rule = rule
@@ -59,8 +59,8 @@ class Bench:
         batch: Batch = self.rule.schedule(self.pool, self.now_ms)
         works = [(job.index, tokens) for job, tokens in batch.works]
         for job, tokens in batch.works:
-            assert 0 < tokens <= job.left
-            job.done += tokens
+            assert 0 < tokens and (job.decoding or tokens <= job.left)
+            job.done += 1 if job.decoding else tokens
             if job.done == job.total:
                 job.produced += 1
                 if job.produced == job.output:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import cache
+from typing import Any
 
 import numpy as np
 import pytest
@@ -36,7 +37,7 @@ def weights(name: str) -> Tensors:
     return Tensors({key: tensor / 3 for key, tensor in tiny_tensors(CONFIGS[name]).items()})
 
 
-def driver(name: str = "llama", **changes: int) -> Driver:
+def driver(name: str = "llama", **changes: Any) -> Driver:
     """The compiled program of a configuration."""
     return Driver(native, CONFIGS[name], weights(name), **changes)
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,7 +14,9 @@ from flare.cache import cache_dir
 from flare.graphs.cpu.device import CpuDevice
 from flare.graphs.frames import LaneInput, Sampling
 from flare.graphs.weights.errors import ModelError
-from tests.graphs.host import CATALOG, DECODE, PREFILL, SCORED, Host, Row, banning, prompt_of
+from flare.machines.graph import GraphKind, GraphShape, Source, rectangular
+from tests.graphs.drafts import random_head
+from tests.graphs.host import CATALOG, DECODE, PREFILL, SCORED, Host, Row, banning, decode_lane, prompt_of
 from tests.graphs.programs_driver import Tensors
 from tests.tiny_models import tiny_config, tiny_tensors
 
@@ -19,10 +24,16 @@ POISON = 200
 """The token whose embedding is damaged; no prompt of `prompt_of` has it, and the head does not read it."""
 
 
+COPIES = rectangular(GraphKind.SPECULATIVE, 2, 3, source=Source.COPY)
+ROUNDS = rectangular(GraphKind.SPECULATIVE, 2, 3)
+
+
 def cpu_device(eager: bool, damaged: str, row: int) -> CpuDevice:
-    """A device of four slots whose model has one row of numbers that are none."""
+    """A device of four slots whose model has one row of numbers that are none, with a draft head."""
     tensors = {name: tensor / 2 for name, tensor in tiny_tensors(tiny_config()).items()}
     tensors[damaged][row] = float("nan")
+    with tempfile.TemporaryDirectory() as folder:
+        draft = random_head(Path(folder), tiny_config(), Tensors(tensors))
     return CpuDevice(
         tiny_config(),
         Tensors(tensors),
@@ -34,6 +45,7 @@ def cpu_device(eager: bool, damaged: str, row: int) -> CpuDevice:
         eager=eager,
         cache_dir=cache_dir(),
         warn=print,
+        draft=draft,
     )
 
 
@@ -42,7 +54,7 @@ def host(request: pytest.FixtureRequest) -> Iterator[Host]:
     """A started device with a damaged embedding of POISON."""
     device = cpu_device(request.param, "model.embed_tokens.weight", POISON)
     try:
-        yield Host(device)
+        yield Host(device, (*CATALOG, COPIES, ROUNDS))
     finally:
         device.close()
 
@@ -66,7 +78,8 @@ def test_a_score_that_is_no_number_is_an_error(host: Host) -> None:
     assert "not finite" in (completion.error or "")
 
 
-def test_a_frame_behind_a_failed_one_is_harmless_and_its_pages_are_clean_again(host: Host) -> None:
+@pytest.mark.parametrize("shape", [DECODE[2], ROUNDS], ids=lambda shape: shape.name)
+def test_a_frame_behind_a_failed_one_is_harmless_and_its_pages_are_clean_again(host: Host, shape: GraphShape) -> None:
     prompt = prompt_of(40, 3)
     tokens = list(host.generate(host.admit(0, prompt), 6))
     forced = Sampling(temperature=0.0, logit_bias=((POISON, 100.0),))
@@ -74,12 +87,24 @@ def test_a_frame_behind_a_failed_one_is_harmless_and_its_pages_are_clean_again(h
     host.prefill(bad)
     host.prefill(good)
     assert bad.tokens == [POISON]
-    lanes = [LaneInput(row.handle, row.committed - 1, True, history=banning(5)) for row in (good, bad)]
+    width = shape.width
+    lanes = [replace(decode_lane(row, width=width), history=banning(5)) for row in (good, bad)]
     for _ in range(2):
-        host.submit(DECODE[2], lanes)
+        host.submit(shape, lanes)
     assert all("slot 1" in (host.wait().error or "") for _ in range(2))
     again = host.admit(3, prompt, pages=bad.binding.pages)  # beyond its end lies what the failed steps stored
     assert host.generate(again, 6) == tokens
+
+
+@pytest.mark.parametrize("bias", [100.0, -100.0], ids=["accepted", "not accepted"])
+def test_a_proposal_that_gives_no_numbers_is_an_error(host: Host, bias: float) -> None:
+    """Even if it is not accepted: rows attend together, and nothing times no number is no number."""
+    sampling = Sampling(temperature=0.0, logit_bias=((POISON, bias),))
+    row = host.admit(1, prompt_of(9, 4), sampling=sampling, logprobs=1)
+    host.prefill(row, history=banning(POISON))
+    lane = replace(decode_lane(row, width=3), proposals=np.array([POISON, 5], np.int32))
+    completion = host.run(COPIES, [lane])
+    assert "slot 1" in (completion.error or "") and "not finite" in (completion.error or "")
 
 
 @pytest.mark.parametrize("eager", [False, True])

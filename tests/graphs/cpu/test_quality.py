@@ -40,8 +40,8 @@ def fast_logits(driver: Driver, ids: list[int]) -> torch.Tensor:
     assert isinstance(program, NativeStep)
     plain = program.step
 
-    def keep(lanes: int, scored: bool) -> int:
-        took = plain(lanes, scored)
+    def keep(lanes: int, scored: bool = False, depth: int = 0, target_rows: int = 0, rejects: bool = False) -> int:
+        took = plain(lanes, scored, depth, target_rows, rejects)
         blocks.append(program.logits[: int(program.buffers.rows[0]), : driver.config.vocab].clone())
         return took
 

@@ -16,6 +16,7 @@ from flare.graphs.cpu import build
 from flare.graphs.cpu.native import NativeStep
 from flare.graphs.memory.pages import KvPages
 from flare.graphs.models.config import ModelConfig
+from flare.graphs.models.draft import DraftModel
 from flare.graphs.models.source import WeightSource
 from flare.graphs.programs.buffers import StepBuffers
 from flare.graphs.programs.rows import StateRows
@@ -42,8 +43,14 @@ def driver(request: pytest.FixtureRequest) -> Callable[..., Driver]:
     """Makes drivers of that program, on two threads."""
 
     def plain(
-        config: ModelConfig, source: WeightSource, rows: StateRows, buffers: StepBuffers, pages: int
+        config: ModelConfig,
+        source: WeightSource,
+        rows: StateRows,
+        buffers: StepBuffers,
+        pages: int,
+        draft: DraftModel | None = None,
     ) -> NativeStep:
+        assert draft is None
         kv = KvPages.allocate(config, pages, torch.bfloat16)
         return NativeStep(library(request.param), config, source, rows, buffers, kv, threads=2)
 

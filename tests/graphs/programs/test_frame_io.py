@@ -54,8 +54,9 @@ def test_a_binding_reaches_every_column_of_its_row() -> None:
         "stop_count": 2, "stop_tokens": [8, 5], "temperature": 0.5, "top_k": 4, "top_p": 0.25, "min_p": 0.125,
         "seed": 2**63 - 1, "presence": 0.75, "frequency": 1.25, "repetition": 2.0, "bias_count": 2,
         "bias_tokens": [7, 9], "bias_values": [1.5, -2.0], "logprobs": 2, "prompt_logprobs": 0, "pending": -1,
+        "drafted": 0, "waiting": 0,
     }  # fmt: skip
-    assert set(expected) == {field.name for field in fields(rows)}
+    assert {*expected, "waiting_tokens", "waiting_hidden"} == {field.name for field in fields(rows)}
     for name, value in expected.items():
         column: torch.Tensor = getattr(rows, name)[1]
         assert (column[:2].tolist() if isinstance(value, list) else column.item()) == value, name

@@ -29,7 +29,7 @@ def draw(
         buffers.history_tokens[0, index], buffers.history_counts[0, index] = token, count
     buffers.seen[0] = len(history or {})
     buffers.banned[0, : len(banned)] = torch.tensor(banned, dtype=torch.int32)
-    buffers.banned_count[0] = len(banned)
+    buffers.banned_count[0], buffers.banned_rows[0] = len(banned), 1
     return sample(LOGITS, rows, buffers, 0)
 
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from flare.graphs.device import OnCompletion, OnProgress
 from flare.graphs.frames import Frame
-from flare.graphs.sim.acceptance import Acceptance, FixedAcceptance
+from flare.graphs.sim.acceptance import Acceptance, Confidence, FixedAcceptance
 from flare.graphs.sim.core import SimCore
 from flare.graphs.sim.timing import by_kind
 from flare.graphs.sim.tokens import TokenSource
@@ -59,10 +59,16 @@ def sim_host(
     state_rows: int = 2,
     tokens: TokenSource | None = None,
     acceptance: Acceptance | None = None,
+    confidence: Confidence | None = None,
 ) -> Host:
     """A host of a small device."""
     accepts = acceptance or FixedAcceptance(0)
     core = SimCore(
-        slots, pages, page_tokens, UNIT, tokens=tokens, acceptance=accepts, state_rows=state_rows, strict=True
+        *(slots, pages, page_tokens, UNIT),
+        tokens=tokens,
+        acceptance=accepts,
+        confidence=confidence,
+        state_rows=state_rows,
+        strict=True,
     )
     return Host(InstantDevice(core), catalog)

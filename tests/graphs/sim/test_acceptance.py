@@ -34,6 +34,28 @@ def test_each_proposal_is_accepted_with_the_probability(mean: float) -> None:
         assert survived == pytest.approx(mean**depth, abs=0.03)
 
 
+@given(KEYS, st.integers(0, 1000))
+def test_a_position_fares_alike_wherever_a_round_begins(key: int, index: int) -> None:
+    acceptance = RandomAcceptance(5, mean=0.6, spread=0.4)
+    accepted = acceptance(key, index, 7)
+    assert [acceptance(key, index + begun, 7 - begun) for begun in range(accepted)] == [
+        accepted - begun for begun in range(accepted)
+    ]
+
+
+@pytest.mark.parametrize("insight", [0.0, 0.4, 1.0])
+def test_confidence_is_calibrated_and_sees_as_much_as_is_asked_for(insight: float) -> None:
+    process = RandomAcceptance(7, mean=0.7, insight=insight)
+    right: dict[float, list[int]] = {}
+    for key in range(50):
+        for index in range(100):
+            (belief,) = process.confidence(key, index, 1)
+            right.setdefault(round(belief, 6), []).append(process(key, index, 1))
+    assert right.keys() == {round(0.7 * (1 - insight), 6), round(0.7 + 0.3 * insight, 6)}
+    for belief, outcomes in right.items():
+        assert sum(outcomes) / len(outcomes) == pytest.approx(belief, abs=0.03)
+
+
 def test_requests_differ_within_the_spread_and_drift_with_their_output() -> None:
     acceptance = RandomAcceptance(3, mean=0.5, spread=0.2, drift=-0.1)
     first = [acceptance.probability(key, 0) for key in range(200)]
@@ -44,8 +66,8 @@ def test_requests_differ_within_the_spread_and_drift_with_their_output() -> None
 
 
 def test_settings_are_checked() -> None:
-    for mean, spread in ((-0.1, 0.0), (1.1, 0.0), (0.5, -1.0)):
+    for mean, spread, insight in ((-0.1, 0.0, 0.5), (1.1, 0.0, 0.5), (0.5, -1.0, 0.5), (0.5, 0.0, 1.5)):
         with pytest.raises(ValueError, match=r"must be in \[0, 1\]"):
-            RandomAcceptance(1, mean, spread)
+            RandomAcceptance(1, mean, spread, insight=insight)
     with pytest.raises(ValueError, match="at least 0"):
         FixedAcceptance(-1)

@@ -57,7 +57,7 @@ def test_points_of_the_table_come_back(costs: CostTable) -> None:
     for batch, row in TABLE["mixed"].items():
         for tokens, ms in row.items():
             assert costs.mixed(int(batch), 1024, int(tokens)) == pytest.approx(ms)
-    assert costs.verify(4, 2, 1024) == 8.5
+    assert costs.decode(2, 1024) + costs.speculation(2, 4, 3) == 8.5
 
 
 def test_between_points_all_is_linear(costs: CostTable) -> None:
@@ -66,7 +66,7 @@ def test_between_points_all_is_linear(costs: CostTable) -> None:
     assert costs.prefill(96) == 12.0
     assert costs.prefill(96, 512) == pytest.approx(12.0 + (1.0 + 2.0) / 2 / 2)
     assert costs.mixed(2.5, 1024, 96) == pytest.approx((13.0 + 15.5) / 2)
-    assert costs.verify(3, 3, 1024) == pytest.approx((8.25 + 10.25) / 2)
+    assert costs.decode(3, 1024) + costs.speculation(3, 3, 2) == pytest.approx((8.25 + 10.25) / 2)
 
 
 def test_below_the_first_point_it_is_flat_and_beyond_the_last_the_slope_goes_on(costs: CostTable) -> None:
