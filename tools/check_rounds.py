@@ -12,7 +12,8 @@ import queue
 import time
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import cycle
 from pathlib import Path
 from typing import Annotated
 
@@ -38,9 +39,8 @@ from flare.model import Model, open_model
 ROOT = Path(__file__).resolve().parents[1]
 HEAD = ROOT / "graphs/models/drafts/smollm2-135m-instruct.safetensors"
 WIDTHS = (1, 2, 3, 4, 6, 8)
-BATCHES = (1, 4, 8)
-ALONE = 6
-"""Of the prompts, how many are also served alone at each width."""
+BATCHES = {1: 8, 4: 16, 8: 24}
+"""How many texts are asked for in batches of each size, at each width of each source; by and by it is all of them."""
 MAX_MODEL_LEN = 384
 PREFILL = GraphShape(GraphKind.PREFILL, 1, 128)
 NEAR_TIE = 0.05
@@ -85,6 +85,7 @@ QUESTIONS = (
 class Row:
     """A request and what it has given; `tokens` ends with the model's end or the limit."""
 
+    name: str
     prompt: list[int]
     sampling: Sampling
     limit: int
@@ -238,7 +239,7 @@ def compare(
     found = []
     for first in range(0, len(rows), batch):
         plain = rows[first : first + batch]
-        served = [Row(row.prompt, row.sampling, row.limit) for row in plain]
+        served = [Row(row.name, row.prompt, row.sampling, row.limit) for row in plain]
         server.serve(served, source, width)
         for row, expected in zip(served, plain, strict=True):
             texts, tokens, rounds = texts + 1, tokens + len(row.tokens) - 1, rounds + row.rounds
@@ -247,8 +248,7 @@ def compare(
             pairs = zip(row.tokens, expected.tokens, strict=False)
             at = next(i for i, (one, other) in enumerate(pairs) if one != other)
             gap = exact.gap(row, expected.tokens, at)
-            where = f"{source}, width {width}, batch {batch}, {'greedy' if not row.sampling.temperature else 'sampled'}"
-            found.append(Difference(where, f"prompt {rows.index(expected)}", at, gap))
+            found.append(Difference(f"{source}, width {width}, batch {batch}", row.name, at, gap))
     return texts, tokens, rounds, found
 
 
@@ -265,8 +265,12 @@ def requests(model: Model, limit: int) -> list[Row]:
     assert model.chat is not None
     prompts = [list(model.tokenizer.encode(text, False)) for text in TEXTS]
     prompts += [list(model.chat.render([{"role": "user", "content": each}]).tokens) for each in QUESTIONS]
-    greedy = [Row(prompt, Sampling(temperature=0.0), limit) for prompt in prompts]
-    return greedy + [Row(p, Sampling(temperature=0.8, top_p=0.95, seed=i), limit) for i, p in enumerate(prompts)]
+    kinds = {"greedy": Sampling(temperature=0.0), "sampled": Sampling(temperature=0.8, top_p=0.95)}
+    return [
+        Row(f"prompt {i}, {kind}", prompt, replace(sampling, seed=i), limit)
+        for kind, sampling in kinds.items()
+        for i, prompt in enumerate(prompts)
+    ]
 
 
 def main(
@@ -283,12 +287,12 @@ def main(
         server.serve([row], None, 1)
     table = Table("source", "width", "batch", "texts", "equal", "tokens a round", title=f"Drafts: {draft.name}")
     different: list[Difference] = []
-    half = len(rows) // 2
+    turn = cycle(rows[::2] + rows[1::2])
     ways = [(source, width, batch) for source in Source for width in WIDTHS for batch in BATCHES]
     for source, width, batch in track(ways, console=console):
         if source is Source.COPY and width == 1:
             continue
-        asked = rows if batch > 1 else [*rows[:ALONE], *rows[half : half + ALONE]]
+        asked = [next(turn) for _ in range(BATCHES[batch])]
         texts, given, rounds, found = compare(server, exact, asked, source, width, batch)
         different += found
         equal = str(texts - len(found))

@@ -19,5 +19,9 @@ _WIDTH = 118
 def toml(policy: Policy, comments: Sequence[str] = ()) -> str:
     """A policy file, with one paragraph of comment for each of `comments`."""
     lines = [f"# {line}" for comment in comments for line in textwrap.wrap(comment, _WIDTH, subsequent_indent="  ")]
-    values = [f"{key} = {repr(value).removesuffix('.0')}" for key, value in msgspec.structs.asdict(policy).items()]
+    values = [f"{key} = {_text(value)}" for key, value in msgspec.structs.asdict(policy).items()]
     return "\n".join([*lines, *([""] if lines else []), *values, ""])
+
+
+def _text(value: float | bool) -> str:
+    return str(value).lower() if isinstance(value, bool) else repr(value).removesuffix(".0")

@@ -23,6 +23,7 @@ BALANCED = Policy(
     estimate_ttl_ms=30_000,
     newcomer_share=8,
 )
+SWITCHES = ("host_gap_pricing",)
 
 
 def test_balanced_is_the_documented_set() -> None:
@@ -57,10 +58,20 @@ def test_what_only_interactive_prices_is_off_elsewhere() -> None:
         assert policy.first_output_value == policy.first_output_urgency == policy.gap_price == 0
 
 
+@pytest.mark.parametrize("key", SWITCHES)
+@pytest.mark.parametrize("value", ["1", "0.0", '"true"'])
+def test_a_switch_is_true_or_false(tmp_path: Path, key: str, value: str) -> None:
+    file = tmp_path / "bad.toml"
+    file.write_text(f"{key} = {value}\n", encoding="utf-8")
+    with pytest.raises(ConfigError, match=rf"bad\.toml: {key}"):
+        load_policy(str(file))
+
+
 def test_selection_reads_every_coefficient_of_its_row() -> None:
     names = [field.name for field in msgspec.structs.fields(PolicyRow)]
-    policy = msgspec.structs.replace(BALANCED, **{name: 2.0 + place for place, name in enumerate(names)})
-    assert [getattr(policy_row(policy), name) for name in names] == [2.0 + place for place in range(len(names))]
+    values = {name: True if name in SWITCHES else 2.0 + place for place, name in enumerate(names)}
+    policy = msgspec.structs.replace(BALANCED, **values)
+    assert [getattr(policy_row(policy), name) for name in names] == list(values.values())
 
 
 def test_growth_is_none_or_takes_a_while(tmp_path: Path) -> None:
@@ -78,7 +89,7 @@ def test_terminal_coefficients_replace_those_of_any_policy(tmp_path: Path) -> No
     assert (policy.terminal_value, policy.terminal_age_price) == (0, 2)
 
 
-@pytest.mark.parametrize("key", msgspec.structs.asdict(BALANCED))
+@pytest.mark.parametrize("key", [key for key in msgspec.structs.asdict(BALANCED) if key not in SWITCHES])
 @pytest.mark.parametrize("value", ["nan", "inf", "-inf", "-1", "1e300", "true", '"64"'])
 def test_no_coefficient_takes_what_is_not_a_sane_number(tmp_path: Path, key: str, value: str) -> None:
     file = tmp_path / "bad.toml"

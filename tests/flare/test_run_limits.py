@@ -13,7 +13,7 @@ import pytest
 from flare.config.loader import load_recipe
 from flare.config.schema import ConfigError
 from flare.graph_plan import plan_graphs, read_settings
-from flare.graphs.catalog import build_catalog
+from flare.graphs.catalog import Speculation, build_catalog
 from flare.run import serve
 from tests.flare.test_model import write_directory
 
@@ -53,7 +53,7 @@ def test_a_plan_is_refused_where_the_server_would_be(folder: Path, overrides: di
 def test_a_plan_has_the_catalog_and_the_memory(folder: Path) -> None:
     asked: dict[str, object] = {"model": str(folder), "kv_memory": "1MiB", "max_num_seqs": 1, "max_prefill_tokens": 64}
     catalog, memory = plan_graphs(None, asked)
-    assert catalog == build_catalog(load_recipe("cpu"), 1, 64)
+    assert catalog == build_catalog(load_recipe("cpu"), 1, 64, speculation=Speculation(False, None, 64))
     names = [name for name, _ in memory]
     sizes = [size for _, size in memory]
     assert re.fullmatch(r"KV cache, [1-9]\d* pages", names[1])

@@ -59,7 +59,7 @@ class Bench:
         batch: Batch = self.rule.schedule(self.pool, self.now_ms)
         works = [(job.index, tokens) for job, tokens in batch.works]
         for job, tokens in batch.works:
-            assert 0 < tokens and (job.decoding or tokens <= job.left)
+            assert tokens > 0 and (job.decoding or tokens <= job.left)
             job.done += 1 if job.decoding else tokens
             if job.done == job.total:
                 job.produced += 1

@@ -12,7 +12,14 @@ from flare.config.loader import load_policy
 from flare.config.schema import Policy
 from flare.tune.space import AXES, Axis, point_of, policy_at
 
-FIXED = {"terminal_value", "terminal_age_price", "adaptation_ms", "estimate_ttl_ms", "adaptive_verification_alpha"}
+FIXED = {
+    "terminal_value",
+    "terminal_age_price",
+    "adaptation_ms",
+    "estimate_ttl_ms",
+    "adaptive_verification_alpha",
+    "host_gap_pricing",
+}
 
 
 def test_every_coefficient_is_searched_or_known_to_be_fixed() -> None:
