@@ -182,6 +182,7 @@ class Bench:
         measured_ms: Costs | None = None,
         faults: Faults | None = None,
         state_rows: int = 0,
+        keeps_prefixes: bool = False,
         **coefficients: float,
     ) -> None:
         self.catalog = tuple(costs_ms)
@@ -200,6 +201,7 @@ class Bench:
             adaptation_ms=self.policy.adaptation_ms,
             state_rows=state_rows,
             adaptive_verification_alpha=self.policy.adaptive_verification_alpha,
+            keeps_prefixes=keeps_prefixes,
         )
         self.costs_ns = {shape: round(ms * 1e6) for shape, ms in costs_ms.items()}
         self._accepted = _Accepted()

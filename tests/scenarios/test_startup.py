@@ -9,8 +9,8 @@ import pytest
 
 from flare.machines.graph import QUEUEABLE_KINDS
 
-from .bench import Bench
-from .catalogs import ALL, STARTUP
+from .bench import Bench, Costs
+from .catalogs import ALL, PLAIN, PREFILL, RETIRE, ROUNDS, STARTUP
 
 CRITERION = STARTUP["criterion"]
 SLOTS = 16
@@ -21,12 +21,23 @@ def name(case: dict[str, Any]) -> str:
     return f"{case['requests']}-{case['accepted_drafts']}-{case['acceptance']}"
 
 
+MODES: dict[str, Costs] = {
+    "ordinary": {**PLAIN, **RETIRE},
+    "fixed:4": {**PREFILL, **RETIRE, **{shape: ms for shape, ms in ROUNDS.items() if shape.width == 4}},
+    "fixed:8": {**PREFILL, **RETIRE, **{shape: ms for shape, ms in ROUNDS.items() if shape.width == 8}},
+    "adaptive": ALL,
+}
+
+
+@pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("case", STARTUP["cases"], ids=name)
-def test_prompts_that_arrive_together_start_soon_and_go_on_evenly(case: dict[str, Any]) -> None:
-    bench = Bench(ALL, slots=SLOTS)
+def test_prompts_that_arrive_together_start_soon_and_go_on_evenly(case: dict[str, Any], mode: str) -> None:
+    bench = Bench(MODES[mode], slots=SLOTS, keeps_prefixes=mode.startswith("fixed"))
     seeded = case["acceptance"] == "preseeded"
     clients = [
-        bench.arrive(case["prompt_tokens"], ENDLESS, accepted=case["accepted_drafts"], seeded=seeded)
+        bench.arrive(
+            case["prompt_tokens"], ENDLESS, accepted=case["accepted_drafts"], seeded=seeded and mode != "ordinary"
+        )
         for _ in range(case["requests"])
     ]
     bench.run(lambda: all(client.outputs for client in clients))
