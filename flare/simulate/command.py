@@ -117,20 +117,26 @@ def simulate(
         try_file("--json", json_file)
         try_folder("--plots", plots)
         check(cells)
-        found = run_with_bar(cells, jobs or len(os.sched_getaffinity(0)), results)
-        console = output_console()
-        console.print(table(found))
-        if json_file is not None:
-            with writing("--json", json_file):
-                json_file.write_bytes(msgspec.json.format(msgspec.json.encode(found), indent=2) + b"\n")
-        if draw is not None and plots is not None:
-            with writing("--plots", plots):
-                drawn = draw(found, plots, plot_format)
-            for path in drawn:
-                console.print(f"wrote {path}", highlight=False)
+        _show(run_with_bar(cells, jobs or len(os.sched_getaffinity(0)), results), json_file, draw, plots, plot_format)
     except (OSError, ValueError) as error:
         show_error(error)
         raise typer.Exit(2) from None
+
+
+def _show(
+    found: Sequence[Result], json_file: Path | None, draw: Draw | None, plots: Path | None, plot_format: str
+) -> None:
+    """Print the table of all results, and write what was asked for. Raises OSError."""
+    console = output_console()
+    console.print(table(found))
+    if json_file is not None:
+        with writing("--json", json_file):
+            json_file.write_bytes(msgspec.json.format(msgspec.json.encode(found), indent=2) + b"\n")
+    if draw is not None and plots is not None:
+        with writing("--plots", plots):
+            drawn = draw(found, plots, plot_format)
+        for path in drawn:
+            console.print(f"wrote {path}", highlight=False)
 
 
 def _streams(text: str | None) -> list[int | UnsetType]:
