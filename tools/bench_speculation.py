@@ -56,8 +56,12 @@ class Served:
     """A server of one mode."""
 
     process: subprocess.Popen[bytes]
-    client: openai.AsyncOpenAI
+    url: str
     model: str = ""
+
+    def client(self) -> openai.AsyncOpenAI:
+        """A client of it; what it cannot be asked is not asked again."""
+        return openai.AsyncOpenAI(base_url=self.url, api_key="none", timeout=600, max_retries=0)
 
     def stop(self) -> None:
         """Stop it, and wait for its end."""
@@ -70,31 +74,31 @@ def start(mode: str, port: int, options: Sequence[str], log: Path) -> Served:
     with log.open("wb") as file:
         command = [sys.executable, "-m", "flare", "run", "--port", str(port), "--speculative", mode, *options]
         process = subprocess.Popen(command, stdout=file, stderr=file, env={**os.environ, "NO_COLOR": "1"})
-    served = Served(process, openai.AsyncOpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="none", timeout=600))
+    served = Served(process, f"http://127.0.0.1:{port}/v1")
     while process.poll() is None:
         try:
-            served.model = asyncio.run(_ready(port))
+            served.model = asyncio.run(_ready(served))
             return served
         except (openai.APIError, OSError):
             time.sleep(0.3)
     raise RuntimeError(f"the server of mode {mode} ended; see {log}")
 
 
-async def _ready(port: int) -> str:
-    client = openai.AsyncOpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="none", max_retries=0)
-    name = (await client.models.list()).data[0].id
-    await client.chat.completions.create(
-        model=name, messages=[{"role": "user", "content": "Hello"}], max_tokens=2, temperature=0
-    )
-    await client.close()
-    return name
+async def _ready(served: Served) -> str:
+    """The name of its model, once it answers."""
+    async with served.client() as client:
+        name = (await client.models.list()).data[0].id
+        await client.chat.completions.create(
+            model=name, messages=[{"role": "user", "content": "Hello"}], max_tokens=2, temperature=0
+        )
+        return name
 
 
 async def run(served: Served, prompts: Sequence[str], streams: int, tokens: int, temperature: float) -> float:
     """Output tokens per second of `streams` clients that send `prompts` in turn."""
     waiting = iter(prompts)
     count = 0
-    async with openai.AsyncOpenAI(base_url=served.client.base_url, api_key="none", timeout=600) as client:
+    async with served.client() as client:
 
         async def one() -> None:
             nonlocal count

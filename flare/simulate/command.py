@@ -43,6 +43,20 @@ _POLICIES = (
 )
 _STREAMS = "Streams of the closed loop, each of which asks anew when it has been answered: N or N,N,..."
 
+_RecipeOption = Annotated[
+    str | None,
+    typer.Option(help="The graphs of the simulated device: a name or a file. [sim, or sim_speculative]"),
+]
+_Mode = Annotated[str | None, typer.Option(help="Flare's graphs: off, adaptive or fixed:W, W target positions a row.")]
+_TargetRows = Annotated[int | None, typer.Option(min=1, help="Target positions of one graph, at most. [256]")]
+_DraftCosts = Annotated[Path | None, typer.Option(help="JSON table whose decode steps are the draft's. [free]")]
+_Acceptance = Annotated[
+    str | None, typer.Option(help="How likely a proposal is right, by request: P or LOW-HIGH. [0.6-0.8]")
+]
+_Insight = Annotated[
+    float | None, typer.Option(min=0, max=1, help="What the draft sees of that; it then allocates rows.")
+]
+
 
 def simulate(
     trace: Annotated[str, typer.Option(help=f"CSV or JSON lines of requests, or {TWO_CLIENTS}, {CLOSED_LOOP}.")],
@@ -59,27 +73,14 @@ def simulate(
     slo: Annotated[str, typer.Option(help="What is good: first token and p99 of a request's gaps, ms.")] = (
         "ttft=1000,itl=50"
     ),
-    recipe: Annotated[
-        str | None,
-        typer.Option(help="The graphs of the simulated device: a name or a file. [sim, or sim_speculative]"),
-    ] = None,
+    recipe: _RecipeOption = None,
     streams: Annotated[str | None, typer.Option(help=_STREAMS)] = None,
     warmup: Annotated[float | None, typer.Option(min=0, help="Seconds at first that are in no figure.")] = None,
-    speculative: Annotated[
-        str | None, typer.Option(help="Flare's graphs: off, adaptive or fixed:W, W target positions a row.")
-    ] = None,
-    speculative_token_capacity: Annotated[
-        int | None, typer.Option(min=1, help="Target positions of one graph, at most. [256]")
-    ] = None,
-    draft_costs: Annotated[
-        Path | None, typer.Option(help="JSON table whose decode steps are the draft's. [free]")
-    ] = None,
-    acceptance: Annotated[
-        str | None, typer.Option(help="How likely a proposal is right, by request: P or LOW-HIGH. [0.6-0.8]")
-    ] = None,
-    insight: Annotated[
-        float | None, typer.Option(min=0, max=1, help="What the draft sees of that; it then allocates rows.")
-    ] = None,
+    speculative: _Mode = None,
+    speculative_token_capacity: _TargetRows = None,
+    draft_costs: _DraftCosts = None,
+    acceptance: _Acceptance = None,
+    insight: _Insight = None,
     jobs: Annotated[int | None, typer.Option(min=1, help="Processes. [one for each core]")] = None,
     results: Annotated[Path | None, typer.Option(help="JSON lines; finished runs in it are not run again.")] = None,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write all results to this file.")] = None,
@@ -105,12 +106,7 @@ def simulate(
         warmup_s=UNSET if warmup is None else warmup,
         speculation=speculation,
     )
-    cells = [
-        msgspec.structs.replace(base, policy=name, speed=times, streams=count)
-        for times in speed or [1.0]
-        for count in _streams(streams)
-        for name in policy or ["balanced"]
-    ]
+    cells = _cells(base, policy or ["balanced"], speed or [1.0], _streams(streams))
     draw = None if plots is None else _drawing()
     try:
         try_file("--results", results)
@@ -121,6 +117,18 @@ def simulate(
     except (OSError, ValueError) as error:
         show_error(error)
         raise typer.Exit(2) from None
+
+
+def _cells(
+    base: Cell, policies: Sequence[str], speeds: Sequence[float], streams: Sequence[int | UnsetType]
+) -> list[Cell]:
+    """One cell for each policy at each speed and number of streams."""
+    return [
+        msgspec.structs.replace(base, policy=name, speed=times, streams=count)
+        for times in speeds
+        for count in streams
+        for name in policies
+    ]
 
 
 def _show(
