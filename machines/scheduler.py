@@ -235,6 +235,7 @@ class Scheduler:
             case CopyOffered(request_id, proposals):
                 if (known := self.requests.get(request_id)) is not None:
                     known.offered = proposals
+                return effects  # it frees nothing, and comes with every token
             case PreemptRequest(request_id):
                 known = self.requests.get(request_id)
                 if known is not None and self.retires and GraphKind.RESUME in self._kinds:

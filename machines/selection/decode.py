@@ -72,8 +72,9 @@ class RoundPool(NamedTuple):
         return f"redundant: batch {shapes.batch[enough].min()} serves the same requests"
 
 
-def round_pool(board: Board, *, every: bool = True) -> RoundPool | None:
-    """Candidates for the ready streams; None without any. Without `every`, those that cannot win are not worked out."""
+def round_pool(board: Board, *, every: bool = True, above: float | None = None) -> RoundPool | None:
+    """Candidates for the ready streams; None without any. Without `every`, those that cannot win are not worked out;
+    with `above`, those that cannot score more."""
     shapes, ready = board.compiled.rounds, board.streams.ready
     if not ready or not len(shapes):
         return None
@@ -81,7 +82,8 @@ def round_pool(board: Board, *, every: bool = True) -> RoundPool | None:
     eligible = shapes.batch_below < served
     shared: dict[int, Share] = {}
     if board.compiled.shared:
-        places = list(board.compiled.shared) if every else _contenders(board, served, eligible)
+        all_places = every and above is None
+        places = list(board.compiled.shared) if all_places else _contenders(board, served, eligible, above)
         eligible[[place for place in board.compiled.shared if place not in places]] = False
         shared = shares(board, places)
     duration_ms = _spent_ms(board, served, shared)
@@ -101,8 +103,8 @@ def round_pool(board: Board, *, every: bool = True) -> RoundPool | None:
     return RoundPool(priced, board, shared, copies)
 
 
-def _contenders(board: Board, served: Ints, eligible: Bools) -> list[int]:
-    """Those of `Compiled.shared` that may win.
+def _contenders(board: Board, served: Ints, eligible: Bools, above: float | None) -> list[int]:
+    """Those of `Compiled.shared` that may win, or score more than `above`.
 
     No cohort is worth more than the best lanes with all that they can use, and none is kept that a smaller program of
     as many rows as there are streams serves.
@@ -118,7 +120,7 @@ def _contenders(board: Board, served: Ints, eligible: Bools) -> list[int]:
         score -= board.gap_cost.take(shapes.index)
     others = eligible.copy()
     others[places] = False
-    least = score[others].max(initial=-np.inf)
+    least = float(score[others].max(initial=-np.inf)) if above is None else above
     least -= abs(least) * _ROUNDING if least > -np.inf else 0.0
     return [
         place

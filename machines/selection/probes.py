@@ -39,10 +39,11 @@ def probe(board: Board, ordinary: Leader) -> Probe | None:
     if view.keeps_prefixes or not ordinary.place.known or len(board.compiled.offers) == 1:
         return None
     hopeful = _hopeful(board)
-    pool = round_pool(hopeful)
+    score = -ordinary.place.value
+    pool = round_pool(hopeful, above=score)
     if pool is None:
         return None
-    terms, score = pool.terms, -ordinary.place.value
+    terms = pool.terms
     rounds = board.compiled.rounds
     able = terms.eligible & (terms.duration_ms > 0.0) & (terms.score > score) & (rounds.kind_at == _SPECULATIVE)
     offered = _offered(ordinary.option)
