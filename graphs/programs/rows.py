@@ -18,9 +18,8 @@ STOP_TOKENS_MAX = 128
 LOGIT_BIAS_MAX = 1024
 ALTERNATIVES_MAX = 20
 
-WAITING_MAX = 128
-"""Positions that may wait for the draft: rounds that propose nothing leave theirs, and are spared its pass. So many at
-once are read at the rate of a prompt, a fraction of what each costs alone."""
+WAITING_MAX = 32
+"""Positions that may wait for the draft: rounds that propose nothing leave theirs, and are spared its pass."""
 
 RUNNING, ENDED_STOP, ENDED_LENGTH = 0, 1, 2
 
