@@ -100,7 +100,8 @@ def test_the_end_of_an_answer(server: ModelServer) -> None:
     assert events[-1]["usage"] == {"prompt_tokens": 37, "completion_tokens": 12, "total_tokens": 49}
     assert all(event["usage"] is None for event in events[:-1])
     events = server.stream(COUNT, max_tokens=3)
-    assert [event["choices"][0]["finish_reason"] for event in events] == [None, None, "length"]
+    *before, last = [event["choices"][0]["finish_reason"] for event in events]
+    assert (set(before) <= {None}, last) == (True, "length"), "a round may bring several tokens in one event"
 
 
 def test_stop_token_ids(server: ModelServer) -> None:
