@@ -80,9 +80,8 @@ def plan_graphs(
     with LoadProgress() as progress:
         model = open_model(settings.model, progress.fetching)
         draft = open_draft(settings, model, progress.fetching)
-    max_model_len, dtype = context_length(settings, model), kv_dtype(settings.dtype)
-    page = page_bytes(model.config, dtype) + (0 if draft is None else page_bytes(draft.config, dtype))
-    pages = settings.kv_memory_bytes // page
+    max_model_len, draft_config = context_length(settings, model), None if draft is None else draft.config
+    pages = settings.kv_memory_bytes // page_bytes(model.config, kv_dtype(settings.dtype), draft_config)
     check_pages(pages * PAGE_TOKENS, max_model_len)
     memory = plan_memory(
         model.config,
@@ -91,7 +90,7 @@ def plan_graphs(
         max_model_len=max_model_len,
         kv_bytes=settings.kv_memory_bytes,
         dtype=settings.dtype,
-        draft=None if draft is None else draft.config,
+        draft=draft_config,
     )
     return catalog, [
         ("weights", memory.weights_bytes),

@@ -97,9 +97,8 @@ class CpuDevice:
     @property
     def pages(self) -> int:
         """Pages of the KV cache."""
-        dtype = kv_dtype(self._dtype)
-        own = 0 if self._draft is None else page_bytes(self._draft.config, dtype)
-        return self._kv_bytes // (page_bytes(self._config, dtype) + own)
+        draft = None if self._draft is None else self._draft.config
+        return self._kv_bytes // page_bytes(self._config, kv_dtype(self._dtype), draft)
 
     @property
     def page_tokens(self) -> int:

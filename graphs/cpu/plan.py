@@ -52,7 +52,7 @@ def plan_memory(
 ) -> MemoryPlan:
     """Say what preparing `catalog` takes, with the keys and values of a `draft`. Raises ValueError if `kv_bytes` cannot
     hold one request of full length."""
-    one_page = page_bytes(config, kv_dtype(dtype)) + (page_bytes(draft, kv_dtype(dtype)) if draft else 0)
+    one_page = page_bytes(config, kv_dtype(dtype), draft)
     pages, needed = kv_bytes // one_page, -(-max_model_len // PAGE_TOKENS)
     if pages < needed:
         raise ValueError(

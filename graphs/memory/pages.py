@@ -16,9 +16,10 @@ PAGE_TOKENS = 32
 """Positions that a page holds: two 16-lane vectors of keys."""
 
 
-def page_bytes(config: ModelConfig, dtype: torch.dtype) -> int:
-    """Bytes of one page over all layers, keys and values."""
-    return 2 * config.layers * config.kv_heads * config.head_dim * PAGE_TOKENS * dtype.itemsize
+def page_bytes(config: ModelConfig, dtype: torch.dtype, draft: ModelConfig | None = None) -> int:
+    """Bytes of one page over all layers, keys and values, and over those of a `draft`, which has pages of its own."""
+    own = 0 if draft is None else page_bytes(draft, dtype)
+    return own + 2 * config.layers * config.kv_heads * config.head_dim * PAGE_TOKENS * dtype.itemsize
 
 
 @dataclass(frozen=True, slots=True)
