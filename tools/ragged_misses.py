@@ -17,7 +17,7 @@ import msgspec
 
 from flare.machines.graph import GraphKind, GraphShape
 from flare.machines.selection.board import Board
-from flare.machines.selection.ragged import shares
+from flare.machines.selection.ragged import Sharing
 from flare.machines.selection.view import GraphRow, Phase, PolicyRow, RequestRow, View
 
 _MS_NS = 1_000_000
@@ -94,7 +94,8 @@ def greatest(worth: Sequence[Sequence[float]], batch: int, targets: int) -> floa
 def loss(view: View) -> Loss:
     """What the search misses of the greatest value in a view of one ragged program and decoding requests."""
     board, shape, ms = Board.of(view), view.graphs[0].shape, view.graphs[0].duration_ns / _MS_NS
-    (share,) = shares(board, list(board.compiled.shared)).values()
+    (place,) = board.compiled.shared
+    share = Sharing(board).share(place)
     found = share.service + share.aged + board.urgency * ms * len(share.members)
     lanes = []
     for place, row in enumerate(board.streams.rows):

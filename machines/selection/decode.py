@@ -18,7 +18,7 @@ from .board import Board
 from .compiled import Ints
 from .copies import surplus_copies
 from .lanes import Bools, Floats, Option, Terms, padding, terms
-from .ragged import Share, allocates, shares
+from .ragged import Share, Sharing, allocates
 from .streams import round_lane
 from .view import RequestRow
 
@@ -82,10 +82,10 @@ def round_pool(board: Board, *, every: bool = True, above: float | None = None) 
     eligible = shapes.batch_below < served
     shared: dict[int, Share] = {}
     if board.compiled.shared:
-        all_places = every and above is None
-        places = list(board.compiled.shared) if all_places else _contenders(board, served, eligible, above)
+        sharing, all_places = Sharing(board), every and above is None
+        places = list(board.compiled.shared) if all_places else _contenders(board, sharing, served, eligible, above)
         eligible[[place for place in board.compiled.shared if place not in places]] = False
-        shared = shares(board, places)
+        shared = {place: sharing.share(place) for place in places}
     duration_ms = _spent_ms(board, served, shared)
     service, age = stream_sums(board, shapes.offer_at, served, duration_ms)
     for place, share in shared.items():
@@ -103,33 +103,40 @@ def round_pool(board: Board, *, every: bool = True, above: float | None = None) 
     return RoundPool(priced, board, shared, copies)
 
 
-def _contenders(board: Board, served: Ints, eligible: Bools, above: float | None) -> list[int]:
-    """Those of `Compiled.shared` that may win, or score more than `above`.
+def _contenders(board: Board, sharing: Sharing, served: Ints, eligible: Bools, above: float | None) -> list[int]:
+    """Those of `Compiled.shared` that may win, or score more than `above`, or be measured anew in place of the winner.
 
-    No cohort is worth more than the best lanes with all that they can use, and none is kept that a smaller program of
-    as many rows as there are streams serves.
+    No cohort is worth more than the best lanes with all that they can use, nor than `Sharing.most`, and none is kept
+    that a smaller program of as many rows as there are streams serves.
     """
     compiled, ready = board.compiled, board.streams.ready
     places, shapes = list(compiled.shared), compiled.rounds
-    if not board.times.known or board.view.host_gap_ms:
+    if board.view.host_gap_ms:
         return places
     ms = board.times.rounds.ms
+    known = ms > 0.0
     service, age = stream_sums(board, shapes.offer_at, served, ms)
-    score = (service + age) / ms - ms * (0.5 * board.waiting_price)
+    worth, per_ms = service + age, np.divide(1.0, ms, where=known, out=np.zeros(len(ms)))
+    lost = ms * (0.5 * board.waiting_price)
     if board.gap_cost is not None:
-        score -= board.gap_cost.take(shapes.index)
-    others = eligible.copy()
+        lost += board.gap_cost.take(shapes.index)
+    score = worth * per_ms - lost
+    others = eligible & known
     others[places] = False
     least = float(score[others].max(initial=-np.inf)) if above is None else above
     least -= abs(least) * _ROUNDING if least > -np.inf else 0.0
-    return [
-        place
-        for place in places
-        if score[place] >= least
-        and not any(
-            shapes.shapes[other].batch >= ready and not shapes.shapes[other].ragged for other in compiled.shared[place]
+    rows, refreshes = board.view.graphs, board.view.refresh_funded and above is None
+    found = []
+    for place in places:
+        smaller = [shapes.shapes[other] for other in compiled.shared[place]]
+        if any(shape.batch >= ready and not shape.ragged for shape in smaller):
+            continue
+        wins = not known[place] or (
+            score[place] >= least and sharing.most(place, float(ms[place])) * per_ms[place] - lost[place] >= least
         )
-    ]
+        if wins or (refreshes and rows[shapes.index[place]].stale):
+            found.append(place)
+    return found
 
 
 def _spent_ms(board: Board, served: Ints, shared: dict[int, Share]) -> Floats:

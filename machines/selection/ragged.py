@@ -8,6 +8,7 @@ first lanes of three orders. A rectangular program that a ragged one may make re
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -44,13 +45,15 @@ class Search(NamedTuple):
 class Lanes(NamedTuple):
     """The ready streams [m] at one offer: the most target rows of each, and its `service` [m, r] with r + 1 of them.
     Then all their proposals [e], the likeliest to be reached first: whose each is, and what it adds to its service.
-    `searches` keeps what was worked out for an order: programs differ in their targets alone."""
+    `best_gains` [e + 1]: what the best 0, 1, ... of them add. `searches` keeps what was worked out for an order:
+    programs differ in their targets alone."""
 
     offer_at: int
     ceilings: Ints
     service: Floats
     owner: NDArray[np.intp]
     gain: Floats
+    best_gains: Floats
     searches: dict[bytes, Search]
 
     def search(self, order: NDArray[np.intp]) -> Search:
@@ -80,7 +83,9 @@ class Lanes(NamedTuple):
         first = np.lexsort((np.array([row.slot for row in rows]).take(owner), depth, -joint[owner, depth]))
         gain = streams.token[: len(rows), None] * steps
         service = streams.service[0, : len(rows), None] + np.hstack((np.zeros((len(rows), 1)), gain.cumsum(axis=1)))
-        return Lanes(offer_at, ceilings, service, owner.take(first), gain[owner, depth].take(first), {})
+        added = gain[owner, depth].take(first)
+        best_gains = np.concatenate(((0.0,), np.sort(added)[::-1])).cumsum()
+        return Lanes(offer_at, ceilings, service, owner.take(first), added, best_gains, {})
 
 
 class Cohort(NamedTuple):
@@ -103,19 +108,41 @@ def allocates(view: View, shape: GraphShape) -> bool:
     return shape.ragged and shape.source is Source.DRAFT and _device(view, Offer.of(shape))
 
 
-def shares(board: Board, places: Sequence[int]) -> dict[int, Share]:
-    """The cohort of each of `Compiled.shared` at `places`, which are among the rounds. There is a ready stream."""
-    rounds, found, lanes = board.compiled.rounds, {}, dict[int, Lanes]()
-    for place in places:
-        smaller = board.compiled.shared[place]
-        offer_at, shape = int(rounds.offer_at[place]), rounds.shapes[place]
-        if offer_at not in lanes:
-            lanes[offer_at] = Lanes.of(board, offer_at)
-        ms = float(board.times.rounds.spent_ms[place])
-        others = [rounds.shapes[other] for other in smaller]
-        kept = board.view.keeps_prefixes or not shape.ragged
-        found[place] = (_kept if kept else _allocated)(board, lanes[offer_at], shape, ms, others)
-    return found
+class Sharing:
+    """The programs of `Compiled.shared` on one board, on which there is a ready stream. Places are among the rounds."""
+
+    def __init__(self, board: Board) -> None:
+        self._board = board
+        self._lanes: dict[int, Lanes] = {}
+
+    def share(self, place: int) -> Share:
+        """The cohort of a program."""
+        board, rounds = self._board, self._board.compiled.rounds
+        shape, ms = rounds.shapes[place], float(board.times.rounds.spent_ms[place])
+        smaller = [rounds.shapes[other] for other in board.compiled.shared[place]]
+        return (_kept if self._keeps(shape) else _allocated)(board, self._at(place), shape, ms, smaller)
+
+    def most(self, place: int, ms: float) -> float:
+        """What no cohort of a program that takes `ms` is worth more than: the best lanes with a row each, and the best
+        proposals that there are rows for, whosever they are. No bound at all where prefixes are kept."""
+        board, shape = self._board, self._board.compiled.rounds.shapes[place]
+        if self._keeps(shape):
+            return math.inf
+        streams, lanes = board.streams, self._at(place)
+        lane = np.sort(streams.service[0, : streams.ready] + board.urgency * streams.age_ms[: streams.ready])
+        counts = np.arange(1, min(shape.batch, len(lane)) + 1)
+        proposals = np.minimum(shape.packed_targets - counts, len(lanes.best_gains) - 1)
+        worth = lane[::-1].cumsum().take(counts - 1) + counts * (board.urgency * ms) + lanes.best_gains.take(proposals)
+        return float(worth.max())
+
+    def _keeps(self, shape: GraphShape) -> bool:
+        return self._board.view.keeps_prefixes or not shape.ragged
+
+    def _at(self, place: int) -> Lanes:
+        offer_at = int(self._board.compiled.rounds.offer_at[place])
+        if offer_at not in self._lanes:
+            self._lanes[offer_at] = Lanes.of(self._board, offer_at)
+        return self._lanes[offer_at]
 
 
 def _value(board: Board, service: Floats, ms: float) -> Floats:
@@ -198,22 +225,25 @@ def _allocated(board: Board, lanes: Lanes, shape: GraphShape, ms: float, smaller
     counts = np.arange(1, min(shape.batch, len(one)) + 1)
     spare = (shape.packed_targets - counts)[:, None]
     worth, rows, cohorts = [], [], []
-    for order in (ranking.order[lanes.offer_at], ranking.order[0], per_row):
+    # Where orders are alike, so are their cohorts.
+    orders = {order.tobytes(): order for order in (ranking.order[lanes.offer_at], ranking.order[0], per_row)}
+    for order in orders.values():
         reached, gained = lanes.search(order)
         last = np.count_nonzero(reached[: len(counts)] <= spare, axis=1) - 1
         worth.append(_value(board, one, ms).take(order).cumsum()[: len(counts)] + gained[counts - 1, last])
         rows.append(counts + reached[counts - 1, last])
         cohorts += [(order[:count], end) for count, end in zip(counts.tolist(), last.tolist(), strict=True)]
     value = np.concatenate(worth)
-    free = ~_covered(np.concatenate((counts, counts, counts)), np.concatenate(rows), smaller)
+    free = ~_covered(np.tile(counts, len(orders)), np.concatenate(rows), smaller)
     if free.any():
         value[~free] = -np.inf
+    best = [cohorts[at] for at in np.flatnonzero(value == value.max()).tolist()]
+    alike = {(frozenset(places.tolist()), end): places for places, end in best} if len(best) > 1 else {}
     found = []
-    for at in np.flatnonzero(value == value.max()).tolist():
-        places, end = cohorts[at]
+    for places, end in best if len(alike) != 1 else best[:1]:
         lengths = 1 + np.bincount(lanes.owner[:end], minlength=len(one)).take(places)
         found.append(_share(board, lanes, Cohort(places, lengths), smaller))
-    return min(found, key=_tie)
+    return min(found, key=_tie) if len(found) > 1 else found[0]
 
 
 def _tie(share: Share) -> tuple[int, list[int], int, list[int]]:

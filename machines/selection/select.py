@@ -68,7 +68,7 @@ def decide(board: Board, *, explain: bool = False) -> Decision:
 def _pools(board: Board, blocked: Blocked | None, *, every: bool) -> list[Pool]:
     """The candidates of one graph, of all kinds; `every`: with those that do not compete."""
     pools: tuple[Pool | None, ...] = (
-        round_pool(board, every=every or board.view.refresh_funded),
+        round_pool(board, every=every),
         prompt_pool(board, board.times.prompts, board.prompt_cohorts, every=every),
         prompt_pool(board, board.times.scored, board.scored_cohorts, every=every),
         None if blocked is None else stage_pool(blocked, every=every),

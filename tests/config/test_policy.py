@@ -31,8 +31,10 @@ def test_balanced_is_the_documented_set() -> None:
     assert BALANCED.estimate_ttl_ns == 30_000_000_000
 
 
-def test_throughput_drops_cadence_alone() -> None:
-    assert load_policy("throughput") == msgspec.structs.replace(BALANCED, delivery_fairness=0, decode_age_price=0)
+def test_throughput_drops_cadence_and_the_head_start_of_newcomers_alone() -> None:
+    assert load_policy("throughput") == msgspec.structs.replace(
+        BALANCED, delivery_fairness=0, decode_age_price=0, newcomer_share=1
+    )
 
 
 def test_interactive_prices_time_first_outputs_and_gaps() -> None:

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from flare.machines.selection.board import Board
-from flare.machines.selection.ragged import Share, shares
+from flare.machines.selection.ragged import Share, Sharing
 from flare.machines.selection.view import View
 from tests.machines.oracle.values import Values, targets
 from tools.ragged_misses import greatest, instance, loss, main
@@ -20,8 +20,8 @@ SIZES = [(2, 3), (3, 4), (4, 3), (5, 4), (6, 3)]
 
 def shared(view: View) -> Share:
     board = Board.of(view)
-    (share,) = shares(board, list(board.compiled.shared)).values()
-    return share
+    (place,) = board.compiled.shared
+    return Sharing(board).share(place)
 
 
 def value(view: View, share: Share) -> float:
@@ -55,6 +55,18 @@ def test_kept_prefixes_are_the_best_of_all_subsets(batch: int, width: int) -> No
         assert value(view, share) == pytest.approx(best, rel=1e-12)
         assert share.rows == tuple(targets(row, shape) for row in share.members)
         assert sum(share.rows) <= shape.packed_targets
+
+
+@pytest.mark.parametrize(("batch", "width"), SIZES)
+def test_no_cohort_is_worth_more_than_the_bound(batch: int, width: int) -> None:
+    for number in range(CASES):
+        drawn = instance(f"bound/{number}", batch, width, equal=False)
+        for device in (False, True):
+            view = msgspec.structs.replace(drawn, device_allocates=device)
+            board = Board.of(view)
+            (place,) = board.compiled.shared
+            most = Sharing(board).most(place, view.graphs[0].duration_ns / 1e6)
+            assert value(view, shared(view)) <= most * (1 + 1e-12)
 
 
 def test_the_enumeration_tries_all_lengths() -> None:

@@ -12,7 +12,7 @@ from flare.machines.allocation import allocate
 from flare.machines.graph import GraphShape, Source, rectangular
 from flare.machines.selection.board import Board
 from flare.machines.selection.compiled import Compiled, Offer
-from flare.machines.selection.ragged import shares
+from flare.machines.selection.ragged import Sharing
 from flare.machines.selection.select import select
 from flare.machines.selection.view import Candidate, GraphRow, Hold, Plan, Reason, RequestRow, View
 from tests.machines.build import BALANCED, decode_shape, decoder, graph, mixed_shape, queued, speculative_shape, view
@@ -121,7 +121,8 @@ def test_rows_go_to_whom_the_shared_rule_gives_them(
     if not shape.ragged:
         return
     board = Board.of(taken)
-    (share,) = shares(board, list(board.compiled.shared)).values()
+    (place,) = board.compiled.shared
+    share = Sharing(board).share(place)
     ceilings = [min(5, shape.packed_targets, len(row.survival) + 1, row.output_left) for row in share.members]
     joint = [row.forecast or row.survival if device else row.survival for row in share.members]
     padded = [[*one, *((0.0,) * 4)][:4] for one in joint]
