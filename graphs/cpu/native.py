@@ -194,7 +194,7 @@ class NativeStep:
         self._library = _bind(library)
         most = len(buffers.tokens)
         self.logits = torch.zeros(LOGITS_ROWS, weights.head.blocks * LANES)
-        target = self._space(config, kv, self.residual, self.logits, max_model_len, threads)
+        target = self._space(config, kv, self.residual, self.logits, max_model_len, threads, fuses=False)
         drafts: tuple[_Model | None, _Space | None] = None, None
         if draft is not None and draft_kv is not None:
             lanes = len(buffers.slot)
@@ -205,7 +205,7 @@ class NativeStep:
             self._held += [residual, logits]
             drafts = (
                 self._model(draft.config, own),
-                self._space(draft.config, draft_kv, residual, logits, max_model_len, threads),
+                self._space(draft.config, draft_kv, residual, logits, max_model_len, threads, fuses=draft.reads_hidden),
             )
         records = (
             self._model(config, weights),
@@ -281,8 +281,11 @@ class NativeStep:
         logits: torch.Tensor,
         max_model_len: int,
         threads: int,
+        *,
+        fuses: bool,
     ) -> _Space:
-        """Working memory for as many rows as `residual` has, with logits of as many as `logits` has."""
+        """Working memory for as many rows as `residual` has, with logits of as many as `logits` has. `fuses`: each row
+        begins with an embedding and a hidden state."""
         rows, logits_width = len(residual), logits.shape[1]
         query_width = config.heads * config.head_dim
         scratch = max(QUERIES * (config.head_dim + max_model_len + PAGE_TOKENS), logits_width, config.hidden)
@@ -303,7 +306,7 @@ class NativeStep:
             heads=self._activations(rows, query_width),
             wide=self._activations(rows, config.intermediate),
             last=self._activations(len(logits), config.hidden),
-            fused=self._activations(rows, 2 * config.hidden),
+            fused=self._activations(rows if fuses else 0, 2 * config.hidden),
         )
 
     def _floats(self, *shape: int) -> int:

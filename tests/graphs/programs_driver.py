@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Protocol
 
 import numpy as np
@@ -93,11 +94,13 @@ def native(
     pages: int,
     draft: DraftModel | None = None,
     threads: int = 2,
+    library: Path | None = None,
 ) -> NativeStep:
-    """The compiled program."""
+    """The compiled program; `library` unless it is the one for this CPU."""
     kv = KvPages.allocate(config, pages, torch.bfloat16)
     draft_kv = None if draft is None else KvPages.allocate(draft.config, pages, torch.bfloat16)
-    return NativeStep(native_library(cache_dir()), config, source, rows, buffers, kv, threads, draft, draft_kv)
+    library = native_library(cache_dir()) if library is None else library
+    return NativeStep(library, config, source, rows, buffers, kv, threads, draft, draft_kv)
 
 
 @dataclass

@@ -20,7 +20,7 @@ from flare.graphs.models.source import Int4Groups
 from flare.machines.graph import GraphKind, GraphShape, rectangular
 from tests.graphs.conformance import DeviceConformance
 from tests.graphs.conformance_mixed import MixedConformance
-from tests.graphs.conformance_rounds import RoundConformance
+from tests.graphs.conformance_rounds import RoundConformance, SharingConformance
 from tests.graphs.drafts import first_layers, random_head
 from tests.graphs.host import DECODE
 from tests.tiny_models import tiny_config, tiny_tensors
@@ -68,7 +68,7 @@ def make_cpu(
         threads=1,
         eager=eager,
         cache_dir=cache_dir(),
-        warn=print,
+        warn=print if eager else pytest.fail,  # it would run plain torch
         draft=draft(),
         rejects=rejects,
     )
@@ -125,6 +125,18 @@ class TestEagerRoundsOfAModel(RoundConformance):
     """Speculative rounds with a draft model, on the reference program."""
 
     make = partial(make_cpu, "float32", True, cut)
+
+
+class TestCompiledSharing(SharingConformance):
+    """Confidence, and programs that share out their target rows, compiled."""
+
+    make = partial(make_cpu, "auto", False, head)
+
+
+class TestEagerSharing(SharingConformance):
+    """Confidence, and programs that share out their target rows, on the reference program."""
+
+    make = partial(make_cpu, "float32", True, head)
 
 
 @pytest.mark.parametrize(

@@ -4,22 +4,14 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 
 from flare.cache import cache_dir
 from flare.graphs.cpu import build
-from flare.graphs.cpu.native import NativeStep
-from flare.graphs.memory.pages import KvPages
-from flare.graphs.models.config import ModelConfig
-from flare.graphs.models.draft import DraftModel
-from flare.graphs.models.source import WeightSource
-from flare.graphs.programs.buffers import StepBuffers
-from flare.graphs.programs.rows import StateRows
 from tests.graphs.cpu.test_native import CONFIGS, IDS, scores, weights
 from tests.graphs.mixed_requests import differences, in_mixed_frames, separately
 from tests.graphs.programs.test_mixed import requests
@@ -41,20 +33,8 @@ def library(lacking: str) -> Path:
 @pytest.fixture(params=LACKING)
 def driver(request: pytest.FixtureRequest) -> Callable[..., Driver]:
     """Makes drivers of that program, on two threads."""
-
-    def plain(
-        config: ModelConfig,
-        source: WeightSource,
-        rows: StateRows,
-        buffers: StepBuffers,
-        pages: int,
-        draft: DraftModel | None = None,
-    ) -> NativeStep:
-        assert draft is None
-        kv = KvPages.allocate(config, pages, torch.bfloat16)
-        return NativeStep(library(request.param), config, source, rows, buffers, kv, threads=2)
-
-    return lambda name, **changes: Driver(plain, CONFIGS[name], weights(name), **changes)
+    lacking = partial(native, library=library(request.param))
+    return lambda name, **changes: Driver(lacking, CONFIGS[name], weights(name), **changes)
 
 
 @pytest.mark.parametrize("name", ["llama", "window", "qwen2", "biased"])
