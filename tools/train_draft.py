@@ -23,14 +23,28 @@ HEAD = Path(__file__).parents[1] / "graphs" / "models" / "drafts" / "smollm2-135
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None)
 
 Folder = Annotated[Path, typer.Option("--work", help="Folder for texts and checkpoint; a few GB.")]
-Texts = Annotated[int, typer.Option(min=1, help="Texts to train on.")]
+Texts = Annotated[int, typer.Option(min=1, help="Texts to train on, beside those of asked.txt.")]
+Questions = Annotated[int, typer.Option(min=1, help="Questions to write; some are no use.")]
 Steps = Annotated[int, typer.Option(min=1, help="Steps of training.")]
 Seed = Annotated[int, typer.Option(min=0, help="Of prompts, texts and training.")]
 Slice = Annotated[float, typer.Option("--slice-minutes", min=0, help="Stop after so long.")]
 Threads = Annotated[int, typer.Option(min=1, help="Cores to use.")]
 Head = Annotated[Path, typer.Option(help="File of the head.")]
 
-TEXTS, STEPS, SEED, MINUTES, THREADS = 2350, 700, 1, 60.0, 2
+TEXTS, QUESTIONS, STEPS, SEED, MINUTES, THREADS = 2350, 3700, 800, 1, 60.0, 2
+
+
+@app.command()
+def ask(
+    work: Folder,
+    questions: Questions = QUESTIONS,
+    seed: Seed = SEED,
+    minutes: Slice = MINUTES,
+    threads: Threads = THREADS,
+) -> None:
+    """Let the model write the questions of asked.txt anew."""
+    with _told():
+        Work(work, minutes, threads).ask(questions, seed)
 
 
 @app.command()

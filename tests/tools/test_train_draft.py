@@ -23,7 +23,7 @@ from tools.draft.head import DraftHead, DraftWeights
 from tools.draft.judge import acceptance, rounds_of
 from tools.draft.learner import Learner, Plan, first_head, most_used
 from tools.draft.optimizer import orthogonal
-from tools.draft.prompts import drawn_prompts, held_out_prompts
+from tools.draft.prompts import asked_prompts, drawn_prompts, held_out_prompts, kept_questions
 from tools.draft.texts import SHARD_TEXTS, Order, Text, Writer, load_texts, save_texts, shard_path, write_shards
 from tools.draft.unroll import Batch, Target, unroll
 from tools.draft.work import OutOfTime, Work
@@ -212,6 +212,15 @@ def test_texts_are_written_again_the_same(tmp_path: Path) -> None:
         assert len(one.tokens) - one.prompt == 6 or one.tokens[-1] == 2
 
 
+def test_asked_questions_are_read_as_they_were_written() -> None:
+    (held,) = held_out_prompts()[0]
+    written = [" Why not?\nTell me. ", "Why not?\nTell me.", "?!", held[1], "How is a\u2028line broken?"]
+    assert kept_questions(written) == ["Why not?\\nTell me.", "How is a\u2028line broken?"]
+    asked = asked_prompts()
+    assert len(asked) == len(set(asked)) and not set(asked) & set(held_out_prompts())
+    assert any("\n" in content for ((_, content),) in asked) and all(len(turns) == 1 for turns in asked)
+
+
 def test_a_slice_that_is_over_is_gone_on_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(work, "open_model", lambda *_: SimpleNamespace(config=CONFIG, weights=SOURCE))
 
@@ -220,7 +229,7 @@ def test_a_slice_that_is_over_is_gone_on_with(tmp_path: Path, monkeypatch: pytes
 
     with pytest.raises(ValueError, match="there are no texts"):
         call(60).train(PLAN)
-    for folder in ("texts", "held-out-0.0", "held-out-0.7"):
+    for folder in (*work.WRITTEN, "held-out-0.0", "held-out-0.7"):
         (tmp_path / folder).mkdir()
         save_texts(tmp_path / folder / "texts-00000.safetensors", TEXTS)
     with pytest.raises(OutOfTime):

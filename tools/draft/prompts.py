@@ -1,6 +1,7 @@
 """What the model is asked: the prompts of its texts, and those on which its draft head is judged.
 
-Owns drawing conversations from the patterns of prompts.toml, and reading held_out.txt. Does not own chat templates.
+Owns drawing conversations from the patterns of prompts.toml, asked.txt (questions that the model wrote) and
+held_out.txt. Does not own chat templates.
 Surprising rule: a draw never comes twice, so that no greedy text does either.
 """
 
@@ -9,7 +10,7 @@ from __future__ import annotations
 import random
 import re
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from flare.bench.prompts import text
@@ -25,6 +26,9 @@ WORDS_SHARE = 0.05
 
 _WORDS = (20, 120)
 _FOLDER = Path(__file__).parent
+
+ASKED = _FOLDER / "asked.txt"
+
 _GAP = re.compile(r"\{(\w+)\}")
 
 
@@ -49,6 +53,27 @@ def drawn_prompts(seed: int) -> Iterator[Messages]:
 
 
 def held_out_prompts() -> list[Messages]:
-    """One question a line, which no head is trained on; `\\n` in a line is a line break."""
-    lines = (_FOLDER / "held_out.txt").read_text(encoding="utf-8").splitlines()
-    return [(("user", line.replace("\\n", "\n")),) for line in lines]
+    """The questions which no head is trained on."""
+    return _lines(_FOLDER / "held_out.txt")
+
+
+def asked_prompts() -> list[Messages]:
+    """The questions that the model wrote."""
+    return _lines(ASKED)
+
+
+def kept_questions(written: Iterable[str]) -> list[str]:
+    """Lines for asked.txt: what has letters, none twice, none of the held-out."""
+    held = {content for messages in held_out_prompts() for _, content in messages}
+    once = dict.fromkeys(text.strip() for text in written)
+    return [_line(text) for text in once if text not in held and re.search("[a-z]{3}", text)]
+
+
+def _lines(path: Path) -> list[Messages]:
+    """One question a line; `\\n` in a line is a line break."""
+    lines = path.read_text(encoding="utf-8").split("\n")
+    return [(("user", line.replace("\\n", "\n")),) for line in lines if line]
+
+
+def _line(text: str) -> str:
+    return text.replace("\r", "").replace("\n", "\\n")

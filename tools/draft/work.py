@@ -11,7 +11,7 @@ import itertools
 import json
 import random
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -28,19 +28,30 @@ from flare.model import Model, open_model
 from .head import DraftHead
 from .judge import Acceptance, acceptance
 from .learner import Learner, Plan, first_head, most_used
-from .prompts import Messages, drawn_prompts, held_out_prompts
+from .prompts import ASKED, Messages, asked_prompts, drawn_prompts, held_out_prompts, kept_questions
 from .texts import OUTPUT_MAX, PROMPT_MAX, SHARD_TEXTS, Order, Text, Writer, load_texts, write_shards
 from .unroll import Target
 
 LANES = 48
-LEARNT, KEPT = 16384, 8192
+LEARNT, KEPT = 16384, 4096
 """Tokens that the head learns of, and that it proposes from when it is trained."""
+
+ASKED_OUTPUT = 112
+"""Tokens of an answer to a question that the model asked itself: many short answers teach more than few long ones."""
+
+QUESTION_MAX = 80
+ASKING = Sampling(temperature=0.9, top_p=0.95)
+QUESTIONS_APART = 6_000
+"""Seeds of questions between two seeds of the tool."""
 
 FIRST_TEXTS = 500
 """Texts that the first head is fitted to."""
 
 HELD_OUT_OUTPUT = 128
 HELD_OUT_SEED = 1_000_000
+WRITTEN = ("texts", "asked")
+"""Folders of the texts to train on."""
+
 TEMPERATURES = (0.0, 0.7)
 """Of the held-out texts."""
 
@@ -63,15 +74,34 @@ class Work:
         self._folder = folder
         self._end = time.monotonic() + 60 * slice_minutes
 
+    def ask(self, count: int, seed: int) -> None:
+        """Let the model write up to `count` questions of its own, given nothing but the opening of a user's turn (Xu et
+        al., 2024, arXiv:2406.08464), into the file of asked questions. Raises `OutOfTime`."""
+        count += -count % SHARD_TEXTS
+        opening = _opening(self._model)
+        settings = (replace(ASKING, seed=seed * QUESTIONS_APART + i) for i in range(count))
+        orders = (Order(i, opening, sampling) for i, sampling in enumerate(settings))
+        self._write("questions", orders, count, QUESTION_MAX)
+        ended = (text for text in self._texts("questions") if int(text.tokens[-1]) in self._model.tokenizer.eos_ids)
+        decode = self._model.tokenizer.decode
+        questions = kept_questions(decode(text.tokens[text.prompt : -1].tolist()) for text in ended)
+        ASKED.write_text("".join(f"{question}\n" for question in questions), encoding="utf-8")
+
     def write(self, count: int, seed: int) -> None:
-        """Let the model write `count` texts, up to a whole shard, and the held-out ones. Raises `OutOfTime`."""
+        """Let the model write `count` texts from drawn prompts, up to a whole shard, those from the questions that it
+        asked itself, and the held-out ones. Raises `OutOfTime`."""
         count += -count % SHARD_TEXTS
         asked = [_rendered(self._model, messages) for messages in held_out_prompts()]
         for temperature in TEMPERATURES:
             settings = (Sampling(temperature=temperature, seed=HELD_OUT_SEED + i) for i in itertools.count())
             orders = (Order(*order) for order in zip(itertools.count(), asked, settings, strict=False))
             self._write(_held_out(temperature), orders, len(asked), HELD_OUT_OUTPUT)
-        self._write("texts", itertools.islice(_orders(self._model, seed), count), count, OUTPUT_MAX)
+        self._write(
+            "texts", itertools.islice(_orders(self._model, drawn_prompts(seed), seed), count), count, OUTPUT_MAX
+        )
+        asks = list(_orders(self._model, asked_prompts(), seed))
+        del asks[len(asks) - len(asks) % SHARD_TEXTS :]
+        self._write("asked", iter(asks), len(asks), ASKED_OUTPUT)
 
     def train(self, plan: Plan) -> None:
         """Train the head on the texts. Raises `OutOfTime`, and ValueError if there are no texts or another plan's
@@ -141,15 +171,18 @@ class Work:
         writer.close()
         self._check()
 
-    def _texts(self, folder: str) -> list[Text]:
-        paths = sorted((self._folder / folder).glob("*.safetensors"))
-        if not paths:
-            raise ValueError(f"{self._folder / folder}: there are no texts; generate them first")
-        return [text for path in paths for text in load_texts(path)]
+    def _texts(self, *folders: str) -> list[Text]:
+        texts = []
+        for folder in folders:
+            paths = sorted((self._folder / folder).glob("*.safetensors"))
+            if not paths:
+                raise ValueError(f"{self._folder / folder}: there are no texts; generate them first")
+            texts += [text for path in paths for text in load_texts(path)]
+        return texts
 
     def _learner(self, plan: Plan) -> Learner:
         """A training, from where it stood."""
-        texts, config, weights = self._texts("texts"), self._model.config, self._model.weights
+        texts, config, weights = self._texts(*WRITTEN), self._model.config, self._model.weights
         head = first_head(config, weights, most_used(texts, LEARNT, config.vocab), texts[:FIRST_TEXTS], plan.seed)
         learner = Learner(plan, head, Target(weights, head), texts)
         if self._checkpoint.exists():
@@ -157,14 +190,21 @@ class Work:
         return learner
 
 
-def _orders(model: Model, seed: int) -> Iterator[Order]:
+def _orders(model: Model, prompts: Iterable[Messages], seed: int) -> Iterator[Order]:
     """Texts to train on: every second greedy, the others drawn at temperatures of 0.7 to 1."""
     draw, index = random.Random(seed), 0
-    for messages in drawn_prompts(seed):
+    for messages in prompts:
         prompt, temperature = _rendered(model, messages), draw.uniform(0.7, 1.0)
         if len(prompt) <= PROMPT_MAX:
             yield Order(index, prompt, Sampling(temperature=temperature if index % 2 else 0.0, seed=index))
             index += 1
+
+
+def _opening(model: Model) -> tuple[int, ...]:
+    """What stands before any user's first word."""
+    one, other = (_rendered(model, (("user", content),)) for content in ("?", "!"))
+    alike = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False))
+    return tuple(token for token, _ in alike)
 
 
 def _rendered(model: Model, messages: Messages) -> tuple[int, ...]:
