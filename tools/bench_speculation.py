@@ -4,7 +4,9 @@ Owns the tasks, the order of pairs and the interval of the ratio. Starts its ser
 client does. Surprising rule: all servers live side by side and answer in turn, so that whatever the machine does falls
 on both halves of a pair alike; a cell ends when the 95% interval of its mean log ratio is narrow enough.
 
-    python -m tools.bench_speculation --streams 1 4 8 --task chat copy --mode adaptive fixed:4
+    python -m tools.bench_speculation --streams 1 --streams 4 --task chat --mode adaptive --mode fixed:4
+
+Levels of `--streams` are gone through in their order, so that `1 8 1` shows how a server follows its load.
 """
 
 from __future__ import annotations
@@ -70,7 +72,9 @@ class Served:
 
 
 def start(mode: str, port: int, options: Sequence[str], log: Path) -> Served:
-    """Start a server and wait until it is ready. Raises RuntimeError if it dies first."""
+    """Start a server, which traces beside its `log`, and wait until it is ready. Raises RuntimeError if it dies
+    first."""
+    options = ["--trace", str(log.with_suffix(".jsonl")), *options]
     with log.open("wb") as file:
         command = [sys.executable, "-m", "flare", "run", "--port", str(port), "--speculative", mode, *options]
         process = subprocess.Popen(command, stdout=file, stderr=file, env={**os.environ, "NO_COLOR": "1"})
@@ -167,6 +171,18 @@ def compare(
             )
 
 
+def plans_of(trace: Path) -> tuple[int, set[str]]:
+    """How many plans a server committed, and those of their graphs that it had not prepared."""
+    prepared, planned = set[str](), list[str]()
+    with trace.open() as lines:
+        for event in map(json.loads, lines):
+            if event["event"] == "graph.prepared":
+                prepared.add(event["graph"])
+            elif event["event"] == "plan.committed":
+                planned.append(event["shape"])
+    return len(planned), set(planned) - prepared
+
+
 def show(cells: Sequence[Cell], console: Console) -> None:
     """The table of all cells."""
     table = Table("task", "mode", "streams", "pairs", "off tok/s", "on tok/s", "ratio", "95% interval")
@@ -204,7 +220,7 @@ def main(
     with ExitStack() as stack:
         servers = {}
         for index, name in enumerate([OFF, *(mode or ["adaptive"])]):
-            servers[name] = start(name, FIRST_PORT + index, options, logs / f"server-{name.replace(':', '-')}.log")
+            servers[name] = start(name, FIRST_PORT + index, options, _log(logs, name))
             stack.callback(servers[name].stop)
         for kind in task or list(TASKS):
             for count in streams or [1, 4, 8]:
@@ -227,6 +243,13 @@ def main(
                     if json_file is not None:
                         json_file.write_text(json.dumps(msgspec.to_builtins(cells), indent=1))
     show(cells, console)
+    for name in servers:
+        count, unprepared = plans_of(_log(logs, name).with_suffix(".jsonl"))
+        console.print(f"{name}: {count} plans, of graphs that were not prepared: {sorted(unprepared) or 'none'}")
+
+
+def _log(folder: Path, mode: str) -> Path:
+    return folder / f"server-{mode.replace(':', '-')}.log"
 
 
 if __name__ == "__main__":
