@@ -53,12 +53,14 @@ def only_in_files(field: FieldInfo) -> bool:
     return isinstance(described(field)[0], DictType)
 
 
-def default_text(field: FieldInfo) -> str | None:
-    """The field's default as one would write it, sizes with their unit; None if it is unset by default."""
-    value = field.default
+def default_text(field: FieldInfo, value: object = msgspec.UNSET) -> str | None:
+    """The field's default, or `value` in its place, as one would write it, sizes with their unit; None if that is
+    unset."""
+    if value is msgspec.UNSET:
+        value = field.default
     if value is None or value == () or value is msgspec.NODEFAULT:
         return None
-    if field.name.endswith("_bytes"):
+    if field.name.endswith("_bytes") and isinstance(value, int):
         return size_text(value)
     return f"{value:g}" if isinstance(value, float) else str(value).lower() if isinstance(value, bool) else str(value)
 

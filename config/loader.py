@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from importlib.resources import files
 from importlib.resources.abc import Traversable
 from pathlib import Path
+from types import MappingProxyType
 
 from .convert import build, checked_table, fields_by_key, nearest, only_in_files
 from .schema import ConfigError, Policy, Recipe, Settings
@@ -24,15 +25,19 @@ BASE_POLICY = "balanced"
 
 
 def load_settings(
-    config_file: Path | None, overrides: Mapping[str, object], environment: Mapping[str, str] | None = None
+    config_file: Path | None,
+    overrides: Mapping[str, object],
+    environment: Mapping[str, str] | None = None,
+    defaults: Mapping[str, object] = MappingProxyType({}),
 ) -> Settings:
-    """The settings of one server: `overrides` (flags), else environment, else file, else default.
+    """The settings of one server: `overrides` (flags), else environment, else file, else `defaults` (those of a
+    device), else the schema's.
 
     Keys are those of docs/configuration.md. A flag's value may be text or of its type, and None means not given.
     Variables are `FLARE_` and the key in capitals (`environment` None: the process's own).
     Raises `ConfigError` naming the flag, variable or key at fault.
     """
-    values: dict[str, object] = {}
+    values = dict(defaults)
     if config_file is not None:
         values |= checked_table(Settings, _table(config_file), lambda key: f"{config_file}: {key}")
     values |= _from_environment(os.environ if environment is None else environment)

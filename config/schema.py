@@ -153,15 +153,27 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         tuple[Text, ...], Meta(description="Origins whose pages may call the API (CORS); unset: none.")
     ] = ()
 
+    device: Annotated[
+        Literal["auto", "cpu", "cuda", "sim"],
+        Meta(
+            description="What runs the model: auto takes cuda where an NVIDIA GPU can be used, else cpu; "
+            "sim serves tokens without meaning, at the pace of sim_costs."
+        ),
+    ] = "auto"
     max_model_len: Annotated[
         PositiveInt | None, Meta(description="Context length in tokens; unset: the model's own.")
     ] = None
     max_num_seqs: Annotated[
         int, Meta(ge=1, le=REQUEST_SLOTS_MAX, description="Requests that run at once (request slots).")
     ] = 16
-    kv_memory_bytes: Annotated[int, Meta(ge=1, description="Memory of the KV cache, such as 3GiB.")] = msgspec.field(
-        name="kv_memory", default=3 << 30
-    )
+    kv_memory_bytes: Annotated[
+        Annotated[int, Meta(ge=1)] | None,
+        Meta(description="Memory of the KV cache, such as 3GiB; unset, on cuda: what gpu_memory_utilization leaves."),
+    ] = msgspec.field(name="kv_memory", default=3 << 30)
+    gpu_memory_utilization: Annotated[
+        float,
+        Meta(gt=0, le=1, description="Share of the GPU's memory for all of the server (cuda, kv_memory unset)."),
+    ] = 0.9
     max_num_queued_reqs: Annotated[
         int, Meta(ge=0, description="Requests that may wait for a slot; more are refused with 503.")
     ] = 256
@@ -182,15 +194,24 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         Coefficient | None, Meta(description="Replaces the policy's terminal_age_price.")
     ] = None
 
-    recipe: Annotated[Text, Meta(description="The recipe of prepared graphs: a name (cpu) or the path of a file.")] = (
-        "cpu"
-    )
+    recipe: Annotated[
+        Text, Meta(description="The recipe of prepared graphs: a name (cpu, cuda, sim) or the path of a file.")
+    ] = "cpu"
     dtype: Annotated[
-        Literal["auto", "bfloat16", "float32"],
-        Meta(description="Weight formats: auto mixes the fastest of equal quality; float32 is the exact reference."),
+        Literal["auto", "bfloat16", "float16", "float32"],
+        Meta(
+            description="Weight formats: auto mixes the fastest of equal quality (cpu), or takes bfloat16, and float16 "
+            "where a GPU lacks it (cuda); float16 is for cuda alone; float32 is the exact reference."
+        ),
     ] = "auto"
-    eager: Annotated[bool, Meta(description="Run without compiled code: ready sooner, slower afterwards.")] = False
-    threads: Annotated[PositiveInt | None, Meta(description="Compute threads; unset: one for each core.")] = None
+    eager: Annotated[
+        bool, Meta(description="Run without compiled code or captured graphs: ready sooner, slower afterwards.")
+    ] = False
+    threads: Annotated[PositiveInt | None, Meta(description="Compute threads of cpu; unset: one for each core.")] = None
+    sim_costs: Annotated[
+        Text | None,
+        Meta(description="JSON table of what graphs take on sim (docs/simulation.md); unset: 5 ms, and 20 µs a row."),
+    ] = None
     max_prefill_tokens: Annotated[
         TokenCount, Meta(description="The largest prefill graph, one of the recipe's capacities.")
     ] = 256

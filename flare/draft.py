@@ -30,8 +30,9 @@ def speculation(settings: Settings) -> Speculation | None:
 
 
 def open_draft(settings: Settings, model: Model, progress: Progress) -> DraftModel | None:
-    """The draft for `model`. Raises `ModelError` or `ConfigError` for a draft model that cannot be had or used."""
-    if settings.speculative == "off" or not _has_draft(settings):
+    """The draft for `model`; the simulated device needs none. Raises `ModelError` or `ConfigError` for a draft model
+    that cannot be had or used."""
+    if settings.device == "sim" or settings.speculative == "off" or not _has_draft(settings):
         return None
     if settings.draft_model is None:
         with as_file(files("flare.graphs") / "models" / "drafts" / HEAD) as path:

@@ -44,10 +44,12 @@ def graphs(
     plan: Annotated[bool, typer.Option("--plan", help="What `flare run` would prepare, without preparing.")] = False,
     config: Annotated[Path | None, typer.Option(help="Of --plan: the file for `flare run --config`.")] = None,
     model: Annotated[str | None, typer.Option(help="Of --plan: as for `flare run`.")] = None,
+    device: Annotated[str | None, typer.Option(help="Of --plan: as for `flare run`; it need not be here.")] = None,
     max_num_seqs: Annotated[int | None, typer.Option(help="Of --plan: as for `flare run`.")] = None,
     max_prefill_tokens: Annotated[int | None, typer.Option(help="Of --plan: as for `flare run`.")] = None,
     max_model_len: Annotated[int | None, typer.Option(help="Of --plan: as for `flare run`.")] = None,
     kv_memory: Annotated[str | None, typer.Option(help="Of --plan: as for `flare run`.")] = None,
+    gpu_memory_utilization: Annotated[float | None, typer.Option(help="Of --plan: as for `flare run`.")] = None,
     dtype: Annotated[str | None, typer.Option(help="Of --plan: as for `flare run`.")] = None,
     recipe: Annotated[str | None, typer.Option(help="Of --plan: as for `flare run`.")] = None,
     mixed_prefill: Annotated[
@@ -61,10 +63,12 @@ def graphs(
     console = Console()
     given: dict[str, object] = {
         "model": model,
+        "device": device,
         "max_num_seqs": max_num_seqs,
         "max_prefill_tokens": max_prefill_tokens,
         "max_model_len": max_model_len,
         "kv_memory": kv_memory,
+        "gpu_memory_utilization": gpu_memory_utilization,
         "dtype": dtype,
         "recipe": recipe,
         "mixed_prefill": mixed_prefill,
@@ -124,7 +128,7 @@ def show_plan(console: Console, catalog: Sequence[GraphShape], memory: Sequence[
     console.print(f"{len(catalog)} graphs, the largest of {packed} packed rows.", highlight=False)
     console.print("Memory, shared by all of them:", highlight=False)
     for purpose, size_bytes in (*memory, ("total", sum(size_bytes for _, size_bytes in memory))):
-        console.print(f"  {purpose:<24}{size_bytes / 2**20:>10,.1f} MiB", highlight=False)
+        console.print(f"  {purpose:<28}{size_bytes / 2**20:>10,.1f} MiB", highlight=False)
 
 
 def _table(*headings: str) -> Table:

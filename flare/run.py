@@ -25,19 +25,19 @@ import structlog
 import uvicorn
 
 from flare.config.schema import ConfigError, Policy, Settings
-from flare.graphs.cpu.device import CpuDevice
+from flare.graphs.cuda.failures import DeviceFailure
 from flare.graphs.device import Device
-from flare.graphs.models.draft import DraftModel
 from flare.graphs.weights.errors import ModelError
 from flare.machines.graph import GraphShape
 from flare.machines.pages import PagePool
 from flare.machines.waiting import WaitingQueue
 
-from .cache import cache_dir
+from .device import make_device
+from .device_choice import Choice
 from .draft import open_draft
 from .engine.engine import Engine
 from .engine.reporting import Reporter
-from .graph_plan import check_pages, context_length, read_settings
+from .graph_plan import check_pages, context_length, read_plan
 from .log import configure_logging
 from .metrics import Metrics
 from .model import Model, open_model
@@ -62,15 +62,17 @@ SWITCH_INTERVAL_S = 0.0005
 """How long the event loop may keep the interpreter from the device's thread; the default of 5 ms is half a frame."""
 
 
-def serve(config_file: Path | None, overrides: dict[str, object]) -> int:
+def serve(choice: Choice) -> int:
     """Run a server until it is told to stop; returns the exit status."""
+    settings = choice.settings
     try:
-        settings, policy, catalog = read_settings(config_file, overrides)
+        policy, catalog = read_plan(settings)
         trace = _open_trace(settings)
     except ConfigError as error:
         print(f"flare run: {error}", file=sys.stderr)
         return 2
     configure_logging(json_lines=settings.log_json, trace=trace)
+    structlog.get_logger().info("device.chosen", device=settings.device, reason=choice.reason)
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     status: int | None = 2
     try:
@@ -78,11 +80,13 @@ def serve(config_file: Path | None, overrides: dict[str, object]) -> int:
             with LoadProgress() as progress:
                 model = open_model(settings.model, progress.fetching)
                 draft = open_draft(settings, model, progress.fetching)
-            parts = compose(settings, policy, catalog, model, cpu_device(settings, model, draft), trace)
+            longest = context_length(settings, model)
+            device = make_device(settings, catalog, model, draft, longest, choice.runtime)
+            parts = compose(settings, policy, catalog, model, device, trace)
             with _naming(settings):
                 listener.listen(1024)
             status = anyio.run(serve_parts, settings, catalog, parts, listener, backend_options={"use_uvloop": True})
-    except* (ModelError, ConfigError) as refused:  # weights are read within a task group
+    except* (ModelError, ConfigError, DeviceFailure) as refused:  # weights are read within a task group
         print(f"flare run: {refused.exceptions[0]}", file=sys.stderr)
     finally:
         if trace is not None:
@@ -106,25 +110,6 @@ class Parts:
     device: Device
     engine: Engine
     context: ServerContext
-
-
-def cpu_device(settings: Settings, model: Model, draft: DraftModel | None = None) -> CpuDevice:
-    """The CPU device for a model and what drafts for it, not yet prepared."""
-    log = structlog.get_logger()
-    return CpuDevice(
-        model.config,
-        model.weights,
-        request_slots=settings.max_num_seqs,
-        max_model_len=context_length(settings, model),
-        kv_bytes=settings.kv_memory_bytes,
-        dtype=settings.dtype,
-        threads=settings.threads or len(os.sched_getaffinity(0)),
-        eager=settings.eager,
-        cache_dir=cache_dir(),
-        warn=lambda message: log.warning("device.notice", message=message),
-        draft=draft,
-        rejects=settings.speculative_sampling == "rejection",
-    )
 
 
 def compose(

@@ -12,9 +12,10 @@ from pathlib import Path
 import click
 from msgspec.inspect import BoolType, VarTupleType
 
-from flare.config.convert import default_text, described, fields_by_key, only_in_files
+from flare.config.convert import described, fields_by_key, only_in_files
+from flare.config.devices import default_texts
 from flare.config.loader import flag_of
-from flare.config.schema import Settings
+from flare.config.schema import ConfigError, Settings
 
 
 def command() -> click.Command:
@@ -41,14 +42,21 @@ def _option(key: str) -> click.Option:
         return click.Option([f"{flag}/--no-{flag[2:]}", key], default=None, help=text)
     if isinstance(kind, VarTupleType):
         return click.Option([flag, key], multiple=True, metavar="TEXT", help=f"{text} May be repeated.")
-    default = default_text(field)
+    default = default_texts(field)
     return click.Option(
-        [flag, key], default=None, metavar="VALUE", help=text if default is None else f"{text}  [default: {default}]"
+        [flag, key], default=None, metavar="VALUE", help=text if default == "unset" else f"{text}  [default: {default}]"
     )
 
 
 def _run(config_file: Path | None, **given: object) -> None:
-    from .run import serve  # torch is imported by no other command
+    from .device_choice import choose_device  # torch is imported by no other command
 
     overrides = {key: list(value) if isinstance(value, tuple) else value for key, value in given.items()}
-    sys.exit(serve(config_file, {key: value for key, value in overrides.items() if value not in (None, [])}))
+    try:
+        choice = choose_device(config_file, {key: each for key, each in overrides.items() if each not in (None, [])})
+    except ConfigError as error:
+        print(f"flare run: {error}", file=sys.stderr)
+        sys.exit(2)
+    from .run import serve  # only now: it takes seconds
+
+    sys.exit(serve(choice))

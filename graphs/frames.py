@@ -163,7 +163,8 @@ class LaneResult:
 @dataclass(frozen=True, slots=True)
 class Completion:
     """A frame that ended. `device_ns` is the program's own time (0: not measured). `error` None means success; else
-    `results` is empty and the frame changed nothing that a later frame of other requests reads.
+    `results` is empty and the frame changed nothing that a later frame of other requests reads. `lost`: the device has
+    died of it, and will run no other.
 
     `confidence` float32[2, request_slots, draft_capacity] comes from a program that proposes: plane 0 the conditional
     probability of each proposal, plane 1 the joint one of each prefix (docs/scheduling.md, "Confidence")."""
@@ -173,3 +174,4 @@ class Completion:
     results: tuple[LaneResult, ...]
     error: str | None = None
     confidence: NDArray[np.float32] | None = None
+    lost: bool = False

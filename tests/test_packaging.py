@@ -46,7 +46,8 @@ def test_constraints_pin_each_dependency_within_its_range() -> None:
     lines = [line for line in source("constraints.txt").splitlines() if not line.startswith("#")]
     pins = {canonical(name): version for name, version in (line.split("==") for line in lines)}
     project = PROJECT["project"]
-    extras = [text for extra in project["optional-dependencies"].values() for text in extra]
+    optional = project["optional-dependencies"]
+    extras = [text for extra in optional for text in optional[extra] if extra != "cuda"]  # it follows torch's build
     for requirement in map(Requirement, [*project["dependencies"], *extras]):
         assert canonical(requirement.name) in pins, f"{requirement.name} is not pinned"
         version = pins[canonical(requirement.name)]
@@ -63,6 +64,12 @@ def test_what_is_imported_is_declared_and_what_is_declared_is_imported() -> None
     wanted = [*project["dependencies"], *project["optional-dependencies"]["plots"]]
     declared = {canonical(Requirement(text).name) for text in wanted}
     assert used == declared
+
+
+def test_one_module_alone_asks_for_cuda_and_only_when_a_card_is_opened() -> None:
+    """Elsewhere it is not installed."""
+    asking = [path for path in modules(*PACKAGE_FOLDERS) if "cuda.bindings" in source(path)]
+    assert asking == ["graphs/cuda/driver.py"]
 
 
 @pytest.fixture(scope="module")

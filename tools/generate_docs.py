@@ -15,7 +15,8 @@ import msgspec
 from msgspec.inspect import FloatType, IntType, LiteralType
 from msgspec.structs import FieldInfo
 
-from flare.config.convert import default_text, described, fields_by_key, only_in_files
+from flare.config.convert import described, fields_by_key, only_in_files
+from flare.config.devices import default_texts
 from flare.config.loader import flag_of, load_policy
 from flare.config.schema import Policy, Settings
 from flare.machines import ledger, lifecycle, slot, windows
@@ -45,7 +46,7 @@ def settings_table() -> str:
     """One row for each key of `Settings`."""
     rows = [
         f"| `{key}` | {'' if only_in_files(field) else f'`{flag_of(key)}`'} | {_values(field)} "
-        f"| {default_text(field) or 'unset'} | {described(field)[1]} |"
+        f"| {default_texts(field)} | {described(field)[1]} |"
         for key, field in fields_by_key(Settings).items()
     ]
     return "\n".join(["| key | flag | values | default | meaning |", "| --- | --- | --- | --- | --- |", *rows])

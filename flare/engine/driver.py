@@ -14,6 +14,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from flare.graphs.device import DeviceLost
 from flare.graphs.frames import Completion, Frame, LaneInput, LaneResult
 from flare.machines.events import CompleteFrame, CompletionRecord, Dispatch, Effect, SubmitFrame
 from flare.machines.graph import GraphShape
@@ -50,10 +51,13 @@ class Driver:
     def turn(self, completions: deque[Completion], now_ns: int) -> None:
         """Work off one instant: apply all `completions`, which it empties, then decide and submit.
 
-        Raises whatever the scheduler, the host or the device raise; the server cannot go on then.
+        Raises whatever the scheduler, the host or the device raise, and `DeviceLost` for a completion that tells of it;
+        the server cannot go on then.
         """
         while completions:
             completion = completions.popleft()
+            if completion.lost:
+                raise DeviceLost(completion.error)
             event = CompleteFrame(completion.fence, completion.device_ns, _records(completion), completion.error)
             self._host.execute(self._scheduler.apply(event, now_ns), completion.results, now_ns)
         while self._scheduler.accepts and self._scheduler.has_runnable:

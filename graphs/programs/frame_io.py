@@ -1,28 +1,20 @@
 """Between frames and buffers.
 
-Owns the checks of a frame, writing it to the step buffers and state rows, and reading its results. Does not run
-anything. Surprising rule: everything is checked before anything is written, so that a bad frame leaves no trace.
+Owns the checks of a frame, and writing it to the step buffers and state rows. Does not run anything; `frame_results`
+reads what came of it. Surprising rule: everything is checked before anything is written, so that a bad frame leaves no
+trace.
 """
 
 from __future__ import annotations
 
-import math
-from dataclasses import fields
-from types import SimpleNamespace
+from flare.machines.graph import GraphShape, Source
 
-import numpy as np
-from numpy.typing import NDArray
-
-from flare.machines.graph import GraphKind, GraphShape, Source
-from flare.machines.request import EndReason
-
-from ..frames import Frame, History, LaneInput, LaneResult, TokenScore
+from ..frames import Frame, History, LaneInput, LaneResult
 from ..memory.pages import PAGE_TOKENS
 from .buffers import NO_LANE, StepBuffers
 from .extents import decodes, prompt_lanes
-from .rows import ENDED_LENGTH, ENDED_STOP, NO_TOKEN, NOT_FINITE, RUNNING, StateRows, check_binding
-
-_ENDED = {RUNNING: None, ENDED_STOP: EndReason.STOP, ENDED_LENGTH: EndReason.LENGTH}
+from .frame_results import FrameResults, LaneState, arrays, query_length
+from .rows import NO_TOKEN, RUNNING, StateRows, check_binding
 
 
 class FrameIo:
@@ -30,8 +22,9 @@ class FrameIo:
 
     def __init__(self, rows: StateRows, buffers: StepBuffers, pages: int, vocab: int) -> None:
         self._rows = rows
-        self._row = _arrays(rows)
-        self._buffer = _arrays(buffers)
+        self._row = arrays(rows)
+        self._buffer = arrays(buffers)
+        self._results = FrameResults(buffers)
         self._pages = pages
         self._vocab = vocab
 
@@ -67,9 +60,9 @@ class FrameIo:
             buffer.slot[index] = lane.handle.slot
             buffer.start[index] = lane.start
             buffer.emits[index] = lane.emits
-            buffer.rows[index] = _query_length(lane)
+            buffer.rows[index] = query_length(lane)
             self._write_history(index, lane)
-            end = first + _query_length(lane)
+            end = first + query_length(lane)
             if lane.tokens is not None:
                 buffer.tokens[first:end] = lane.tokens
                 buffer.targets[first : end - 1] = lane.tokens[1:]
@@ -79,30 +72,11 @@ class FrameIo:
             first = end
 
     def read(self, frame: Frame, *, survival: bool = False) -> tuple[LaneResult, ...]:
-        """The results of the frame that has just run, with the `survival` of what it verified if it drew by rejection.
-        Raises FloatingPointError if the model gave no numbers."""
-        scored = frame.shape.kind is GraphKind.SCORED_PREFILL
-        buffer, results, first = self._buffer, [], 0
-        for index, lane in enumerate(frame.lanes):
-            slot, count, verified = lane.handle.slot, int(buffer.count[index]), int(buffer.verified[index])
-            if buffer.token[index, 0] == NOT_FINITE:
-                raise _not_finite(frame, slot)
-            alternatives = int(self._row.logprobs[slot]) if count else -1
-            result = LaneResult(
-                handle=lane.handle,
-                committed=int(self._row.committed[slot]),
-                tokens=tuple(buffer.token[index, :count].tolist()),
-                ended=_ENDED[int(self._row.ended[slot])] if count else None,
-                scores=self._scores(index, count, alternatives) if alternatives >= 0 else None,
-                prompt_scores=self._prompt_scores(slot, first, lane) if scored else None,
-                verified=verified,
-                survival=tuple(buffer.survival[index, : verified - 1].tolist()) if survival and verified > 1 else None,
-            )
-            if any(math.isnan(score.logprob) for score in result.prompt_scores or ()):
-                raise _not_finite(frame, slot)
-            results.append(result)
-            first += _query_length(lane)
-        return tuple(results)
+        """The results of the frame that has just run over these rows; see `FrameResults.read`."""
+        row, slots = self._row, [lane.handle.slot for lane in frame.lanes]
+        columns = (row.committed, row.ended, row.logprobs, row.prompt_logprobs)
+        states = [LaneState(*(int(column[slot]) for column in columns)) for slot in slots]
+        return self._results.read(frame, states, survival=survival)
 
     def _check_lane(self, frame: Frame, lane: LaneInput) -> None:
         slot, row = lane.handle.slot, self._row
@@ -144,7 +118,8 @@ class FrameIo:
         if not decodes(shape):
             raise ValueError(f"{where}: tokens are expected by {shape.name}")
         given = -1 if lane.proposals is None else len(lane.proposals)
-        if not 1 <= lane.width <= (most := min(shape.width, shape.draft_depth + 1)):
+        most = min(shape.width, shape.draft_depth + 1)
+        if not 1 <= lane.width <= most:
             raise ValueError(f"{where}: width is {lane.width}; {shape.name} verifies 1 to {most} positions")
         if (lane.width - 1 if shape.source is Source.COPY and lane.width > 1 else -1) != given:
             raise ValueError(f"{where}: {max(given, 0)} proposals for a width of {lane.width} in {shape.name}")
@@ -191,41 +166,3 @@ class FrameIo:
             buffer.history_counts[index, :seen] = history.output_counts
         if banned:
             buffer.banned[index, : len(banned)] = banned
-
-    def _scores(self, index: int, count: int, alternatives: int) -> tuple[TokenScore, ...]:
-        buffer = self._buffer
-        tops = buffer.top_tokens[index, :count, :alternatives], buffer.top_logprobs[index, :count, :alternatives]
-        return tuple([_token_score(*each) for each in zip(buffer.logprob[index, :count], *tops, strict=True)])
-
-    def _prompt_scores(self, slot: int, first: int, lane: LaneInput) -> tuple[TokenScore, ...]:
-        """Scores of the chunk's targets; the last row of a prompt has none."""
-        assert lane.tokens is not None
-        buffer = self._buffer
-        alternatives = max(int(self._row.prompt_logprobs[slot]), 0)
-        end = first + len(lane.tokens) - (lane.target is None)
-        return tuple(
-            _token_score(
-                buffer.row_logprob[row],
-                buffer.row_top_tokens[row, :alternatives],
-                buffer.row_top_logprobs[row, :alternatives],
-            )
-            for row in range(first, end)
-        )
-
-
-def _arrays(record: StateRows | StepBuffers) -> SimpleNamespace:
-    """The memory of a record's tensors as NumPy arrays, whose single elements are far cheaper to reach."""
-    return SimpleNamespace(**{field.name: getattr(record, field.name).numpy() for field in fields(record)})
-
-
-def _query_length(lane: LaneInput) -> int:
-    """Packed rows of a lane: its prompt tokens, or its pending token and the proposals behind it."""
-    return lane.width if lane.tokens is None else len(lane.tokens)
-
-
-def _not_finite(frame: Frame, slot: int) -> FloatingPointError:
-    return FloatingPointError(f"frame {frame.fence}, slot {slot}: the model's logits are not finite; is it damaged?")
-
-
-def _token_score(logprob: np.float32, tokens: NDArray[np.int32], logprobs: NDArray[np.float32]) -> TokenScore:
-    return TokenScore(float(logprob), tuple(zip(tokens.tolist(), logprobs.tolist(), strict=True)))

@@ -125,7 +125,7 @@ class SimCore:
         if fault is Fault.LOST and self._lost is None:
             self._lost = f"the device died in frame {frame.fence}"
         if self._lost is not None:
-            return Completion(frame.fence, 0, (), self._lost)
+            return Completion(frame.fence, 0, (), self._lost, lost=True)
         if fault is Fault.FAILED:
             return Completion(frame.fence, device_ns, (), f"frame {frame.fence} failed")
         if self._catalog is not None and frame.shape not in self._catalog:

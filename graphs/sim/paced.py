@@ -123,7 +123,7 @@ class PacedDevice:
                 completion = replace(completion, device_ns=max(1, last_end_ns - device_from_ns))
             on_completion(completion)
         for frame in frames:
-            on_completion(Completion(frame.fence, 0, (), self._death))
+            on_completion(Completion(frame.fence, 0, (), self._death, lost=True))
 
 
 def _sleep_until(due_ns: int) -> int:

@@ -100,7 +100,7 @@ def test_sizes_from_every_source(tmp_path: Path) -> None:
         ({"kv_memory": "2Gx"}, "--kv-memory"),
         ({"kv_memory": "0"}, "--kv-memory"),
         ({"scheduler_terminal_value": -1.0}, "--scheduler-terminal-value"),
-        ({"dtype": "int8"}, "--dtype: must be one of auto, bfloat16, float32"),
+        ({"dtype": "int8"}, "--dtype: must be one of auto, bfloat16, float16, float32"),
         ({"metrics_compat": "sglang"}, "--metrics-compat: must be one of vllm"),
         ({"trace_views": True}, "trace_views"),
         ({"max_num_seq": 4}, "max_num_seqs"),

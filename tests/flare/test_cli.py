@@ -32,7 +32,8 @@ def test_defaults_are_shown_as_one_would_write_them(capsys: pytest.CaptureFixtur
     with pytest.raises(SystemExit):
         main(["run", "--help"])
     shown = " ".join(capsys.readouterr().out.split())
-    assert "Memory of the KV cache, such as 3GiB. [default: 3GiB]" in shown
+    assert "Memory of the KV cache, such as 3GiB; unset, on cuda: what" in shown
+    assert "[default: 3GiB; cuda: unset; sim: 16GiB]" in shown
     assert "Time that running requests have to end after SIGTERM. [default: 30]" in shown
 
 

@@ -10,9 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from flare.config.loader import load_recipe
+from flare.config.loader import load_recipe, load_settings
 from flare.config.schema import ConfigError
-from flare.graph_plan import plan_graphs, read_settings
+from flare.device_choice import Choice
+from flare.graph_plan import plan_graphs, read_plan
 from flare.graphs.catalog import Speculation, build_catalog
 from flare.run import serve
 from tests.flare.test_model import write_directory
@@ -25,7 +26,7 @@ from tests.flare.test_model import write_directory
 def test_more_than_the_machine_has(overrides: dict[str, object], named: str) -> None:
     """So many threads ended the process, and the pages of so much memory did not fit a list."""
     with pytest.raises(ConfigError, match=named):
-        read_settings(None, overrides)
+        read_plan(load_settings(None, {"device": "cpu", **overrides}))
 
 
 @pytest.fixture(scope="module")
@@ -47,11 +48,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 )
 def test_a_plan_is_refused_where_the_server_would_be(folder: Path, overrides: dict[str, object], named: str) -> None:
     with pytest.raises(ConfigError, match=named):
-        plan_graphs(None, {"model": str(folder), **overrides})
+        plan_graphs(None, {"device": "cpu", "model": str(folder), **overrides})
 
 
 def test_a_plan_has_the_catalog_and_the_memory(folder: Path) -> None:
-    asked: dict[str, object] = {"model": str(folder), "kv_memory": "1MiB", "max_num_seqs": 1, "max_prefill_tokens": 64}
+    asked: dict[str, object] = {"device": "cpu", "model": str(folder), "kv_memory": "1MiB"}
+    asked |= {"max_num_seqs": 1, "max_prefill_tokens": 64}
     catalog, memory = plan_graphs(None, asked)
     assert catalog == build_catalog(load_recipe("cpu"), 1, 64, speculation=Speculation(False, None, 64))
     names = [name for name, _ in memory]
@@ -68,10 +70,12 @@ def test_an_address_in_use_is_found_out_before_the_model_is_opened(tmp_path: Pat
         command = [sys.executable, "-m", "flare", "run", "--port", str(port), "--model", str(tmp_path / "nowhere")]
         ended = subprocess.run(command, check=False, capture_output=True, text=True)
     assert ended.returncode == 2
-    assert ended.stderr.startswith(f"flare run: cannot listen on 127.0.0.1 port {port}: Address already in use")
+    assert ended.stderr.splitlines()[-1].startswith(
+        f"flare run: cannot listen on 127.0.0.1 port {port}: Address already in use"
+    )
 
 
 def test_a_trace_that_cannot_be_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "nowhere" / "trace.jsonl"
-    assert serve(None, {"trace": str(path)}) == 2
+    assert serve(Choice(load_settings(None, {"device": "cpu", "trace": str(path)}), "a test")) == 2
     assert capsys.readouterr().err.startswith(f"flare run: trace: cannot write {path}: No such file")

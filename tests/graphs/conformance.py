@@ -209,6 +209,19 @@ class DeviceConformance(Conformance):
         assert threading.get_ident() not in host.callback_threads
         assert len(host.callback_threads) == 1
 
+    def test_frames_in_flight_keep_to_their_own_rows(self, host: Host) -> None:
+        prompts = [prompt_of(length, 60 + length) for length in (5, 12)]
+        alone = [list(host.generate(host.admit(0, prompt), 6)) for prompt in prompts]
+        rows = [host.admit(1 + index, prompt) for index, prompt in enumerate(prompts)]
+        for row in rows:
+            host.prefill(row)
+        for _ in range(6):
+            for row in rows:
+                host.submit(DECODE[1], [decode_lane(row)])
+            for row in rows:
+                row.take(ok(host.wait())[0])
+        assert [row.tokens for row in rows] == alone
+
     def test_close_delivers_what_is_in_flight(self, host: Host) -> None:
         row = host.admit(0, prompt_of(4, 19))
         host.prefill(row)

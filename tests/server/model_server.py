@@ -115,7 +115,7 @@ def run_model(*options: str, serving: bool = True) -> Iterator[ModelServer]:
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
     command = [sys.executable, "-m", "flare", "run", "--port", str(port), *options]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "FLARE_DEVICE": "cpu"}
     with tempfile.TemporaryFile() as log:
         process = subprocess.Popen(command, stdout=log, stderr=log, env=environment, cwd=tempfile.gettempdir())
         try:

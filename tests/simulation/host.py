@@ -18,6 +18,7 @@ from flare.machines.ids import Fence, PageId, RequestHandle, RequestId
 from flare.machines.request import RequestSpec
 
 STOP_TOKEN = 1_000
+NEVER_DRAWN = 999
 TOKENS = TokenSource(seed=7, eos_at=lambda prompt, tokens, index: mix(prompt + tokens * 31 + index) % 12 == 0)
 
 
@@ -90,11 +91,13 @@ class Host:
             proposals=None if prefills or source is Source.DRAFT else self._copied(work.tokens - 1),
         )
 
-    def _copied(self, count: int) -> NDArray[np.int32]:
-        """So many proposals for what comes next: some right, the rest wrong."""
+    def _copied(self, count: int) -> NDArray[np.int32] | None:
+        """So many proposals for what comes next: some right, the rest wrong. None for no proposals."""
+        if not count:
+            return None
         drawn = len(self.output)
         right = self.expected[drawn : drawn + min(count, (self.id + drawn) % 4)]
-        return np.array((right + [-1] * count)[:count], np.int32)
+        return np.array((right + [NEVER_DRAWN] * count)[:count], np.int32)
 
     def take(self, result: LaneResult, *, ended: bool) -> None:
         """Take a delivered result. Raises AssertionError if a token is lost, doubled or another's."""

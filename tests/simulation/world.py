@@ -18,8 +18,7 @@ import msgspec
 
 from flare.graphs.frames import Frame, LaneResult
 from flare.graphs.sim.acceptance import RandomAcceptance
-from flare.graphs.sim.core import SimCore
-from flare.graphs.sim.timing import Fault, Faults
+from flare.graphs.sim.timing import Fault
 from flare.machines.commitment import CommitRefused
 from flare.machines.durations import DurationTable
 from flare.machines.events import (
@@ -47,7 +46,8 @@ from flare.machines.selection.select import decide, select
 from flare.machines.selection.view import Decision, Plan, View
 from flare.machines.waiting import WaitingQueue
 
-from .host import TOKENS, Host
+from .core import Core, simulated
+from .host import Host
 from .malformed import spoil
 from .oracle import Oracle, Report
 from .records import check_counters, records_of, report_of
@@ -80,19 +80,7 @@ class World:
         )
         acceptance = RandomAcceptance(seed=scenario.seed, mean=0.6, spread=0.4)
         self.faults: dict[Fence, Fault] = {}
-        self.sim = SimCore(
-            scenario.slots,
-            scenario.pages,
-            scenario.page_tokens,
-            scenario.duration(),
-            tokens=TOKENS,
-            faults=Faults(self.faults, late_ns=self.rng.choice((MS, 30 * MS))),
-            acceptance=acceptance,
-            confidence=acceptance.confidence if scenario.device_allocates else None,
-            state_rows=scenario.state_rows,
-            strict=True,
-        )
-        self.sim.prepare(scenario.catalog)
+        self.sim = self.make_device(self.rng.choice((MS, 30 * MS)), acceptance)
         self.oracle = Oracle(
             scenario.catalog,
             slots=scenario.slots,
@@ -117,6 +105,14 @@ class World:
         self.calm = False
         self.awaits_completion = False
         self.counts: Counter[str] = Counter()
+
+    def make_device(self, late_ns: int, acceptance: RandomAcceptance) -> Core:
+        """The device of the world, whose late completions come `late_ns` later."""
+        return simulated(self.scenario, self.faults, late_ns, acceptance)
+
+    def fails(self, fence: Fence) -> bool:
+        """Whether a frame's error is one of the faults."""
+        return self.faults.get(fence) is Fault.FAILED
 
     # Time
 
@@ -383,7 +379,7 @@ class World:
             limits = [k.spec.max_tokens - k.produced for k in lanes]
             records, broken, wrong = spoil(self.rng, records, limits, frame.shape)
         if completion.error is not None:
-            assert self.faults.get(frame.fence) is Fault.FAILED, f"the device refuses: {completion.error}"
+            assert self.fails(frame.fence), f"the device refuses: {completion.error}"
         failed = completion.error is not None or broken
         failed = failed or any(self.oracle.counts(known[handle].id) for handle in wrong)
         self.counts["failed"] += failed

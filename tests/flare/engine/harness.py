@@ -13,6 +13,7 @@ from flare.config.loader import load_policy
 from flare.engine.engine import Engine
 from flare.engine.reporting import Reporter
 from flare.engine.stream import Stream
+from flare.graphs.device import Device
 from flare.graphs.frames import Frame, Sampling
 from flare.graphs.sim.acceptance import Acceptance, FixedAcceptance
 from flare.graphs.sim.core import SimCore
@@ -92,6 +93,34 @@ async def collect(stream: Stream) -> list[Delta]:
     return [delta async for delta in stream]
 
 
+def compose(
+    device: Device, catalog: tuple[GraphShape, ...], *, queued: int | None = 256, trace: TraceWriter | None = None
+) -> tuple[Engine, Scheduler, Metrics]:
+    """An engine on a device."""
+    policy = load_policy("balanced")
+    durations = DurationTable(catalog, policy.estimate_ttl_ns)
+    row = PolicyRow(64.0, 16.0, 4.0, 0.1, 8.0)
+    scheduler = Scheduler(
+        catalog,
+        row,
+        slots=device.request_slots,
+        pages=PagePool(device.pages, device.page_tokens),
+        waiting=WaitingQueue(queued, None),
+        durations=durations,
+        adaptation_ms=policy.adaptation_ms,
+    )
+    metrics = Metrics("test")
+    tokenizer = cast(Tokenizer, ByteTokenizer())
+    engine = Engine(
+        scheduler,
+        device,
+        Reporter(metrics, durations, trace, views=trace is not None),
+        assembler=lambda request: TextAssembler(tokenizer, request.stop),
+        eos_ids=(EOS,),
+    )
+    return engine, scheduler, metrics
+
+
 @asynccontextmanager
 async def running(
     *,
@@ -118,27 +147,7 @@ async def running(
     )
     core.prepare(catalog)
     device = RecordingDevice(core)
-    policy = load_policy("balanced")
-    durations = DurationTable(catalog, policy.estimate_ttl_ns)
-    row = PolicyRow(64.0, 16.0, 4.0, 0.1, 8.0)
-    scheduler = Scheduler(
-        catalog,
-        row,
-        slots=slots,
-        pages=PagePool(pages, 8),
-        waiting=WaitingQueue(queued, None),
-        durations=durations,
-        adaptation_ms=policy.adaptation_ms,
-    )
-    metrics = Metrics("test")
-    tokenizer = cast(Tokenizer, ByteTokenizer())
-    engine = Engine(
-        scheduler,
-        device,
-        Reporter(metrics, durations, trace, views=trace is not None),
-        assembler=lambda request: TextAssembler(tokenizer, request.stop),
-        eos_ids=(EOS,),
-    )
+    engine, scheduler, metrics = compose(device, catalog, queued=queued, trace=trace)
     try:
         async with anyio.create_task_group() as tasks:
             await tasks.start(engine.run)

@@ -306,6 +306,17 @@ async def test_a_lost_device_ends_every_stream_and_health_says_so() -> None:
         await _lose_the_device()
 
 
+async def test_a_device_that_is_lost_with_its_last_frame_is_noticed() -> None:
+    """Nothing is submitted afterwards that it could refuse."""
+    with pytest.RaisesGroup(DeviceLost):
+        async with running(faults=Faults({Fence(1): Fault.LOST})) as rig:
+            (doomed,) = rig.engine.submit([request(max_tokens=1)])
+            with pytest.raises(RequestFailed):
+                await collect(doomed)
+            assert rig.engine.health is Health.DEAD
+            await anyio.sleep_forever()
+
+
 async def test_each_plan_and_completion_is_in_the_trace(tmp_path: Path) -> None:
     path = tmp_path / "trace.jsonl"
     trace = open_trace(path)

@@ -1,0 +1,1 @@
+"""The CUDA device: captured graphs of plain torch, launched and awaited through cuda-python."""
