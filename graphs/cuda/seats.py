@@ -1,9 +1,9 @@
 """What one frame in flight has for itself.
 
 Owns a frame's pinned memory and events, how a frame is written to the former, how its results are read from there, and
-the record of a frame on its way. Does not own the blocks on the card, which all frames share: the order of the stream keeps them apart. Surprising rule:
-a seat is taken from the moment a frame is written until its results have been read, because the card reads and writes
-pinned memory long after the calls that ask it to.
+the record of a frame on its way. Does not own the blocks on the card, which all frames share: the order of the stream
+keeps them apart. Surprising rule: a seat is taken from the moment a frame is written until its results have been read,
+because the card reads and writes pinned memory long after the calls that ask it to.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Many worlds of the CUDA device: its own code on the fake runtime, in virtual time.
 
-Owns how many are run: a quarter of FLARE_SIMULATION_SEEDS, 500 unless set. Surprising rule: as in `test_seeds`, a run
+Owns how many are run: a quarter of FLARE_SIMULATION_SEEDS, 250 unless that is set. Surprising rule: as in `test_seeds`, a run
 in which some fault or some kind of graph never came about fails too.
 """
 
@@ -17,7 +17,7 @@ from flare.machines.graph import GraphKind
 from .__main__ import EVENTS, run_worlds
 from .cuda_world import CudaWorld, cuda_scenario
 
-SEEDS = int(os.environ.get("FLARE_SIMULATION_SEEDS", "2000")) // 4
+SEEDS = int(os.environ.get("FLARE_SIMULATION_SEEDS", "1000")) // 4
 SEEN = {
     *("completed", "delivered", "failed", "frames_1", "frames_2", "lost", "malformed", "copies", "allocated"),
     *("stopped", "cancelled_in_flight", "refused_commits"),

@@ -1,6 +1,6 @@
 """Many worlds, each from one seed, each against the second account.
 
-Owns how many are run: FLARE_SIMULATION_SEEDS, 2,000 unless set, in blocks over as many processes as there are cores. A
+Owns how many are run: FLARE_SIMULATION_SEEDS, 1,000 unless set, in blocks over as many processes as there are cores. A
 failure carries the command that runs its world again. Surprising rule: a block of worlds in which some fault or some
 kind of graph never came about fails too, since it would show nothing.
 """
@@ -20,7 +20,7 @@ from .scenario import scenario
 from .seen import SEEN
 from .world import World
 
-SEEDS = int(os.environ.get("FLARE_SIMULATION_SEEDS", "2000"))
+SEEDS = int(os.environ.get("FLARE_SIMULATION_SEEDS", "1000"))
 BLOCK = 250
 Blocks = dict[int, "Future[Counter[str]]"]
 
