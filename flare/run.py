@@ -26,7 +26,7 @@ import uvicorn
 
 from flare.config.schema import ConfigError, Policy, Settings
 from flare.graphs.cuda.failures import DeviceFailure
-from flare.graphs.device import Device
+from flare.graphs.device import Device, DeviceLost
 from flare.graphs.weights.errors import ModelError
 from flare.machines.graph import GraphShape
 from flare.machines.pages import PagePool
@@ -54,6 +54,9 @@ from .trace import TraceWriter, open_trace
 
 _FLUSH_S = 2.0
 """Time for the last bytes of drained streams to leave before connections are closed."""
+
+_LOST_S = 10.0
+"""How long a server whose device is lost tells whoever asks `/health`, before it exits to be started anew."""
 
 _KEEP_ALIVE_S = 65
 """Longer than clients and proxies keep an idle connection, so that none is closed just as they use it again."""
@@ -245,7 +248,7 @@ async def serve_parts(
                 context=parts.context.max_model_len,
                 prepared_s=round(time.monotonic() - started, 1),
             )
-            await _run_engine(parts.engine)
+            await _run_engine(parts.engine, http)
     finally:
         if prepared:  # else a thread may still be at work on the device's memory
             parts.device.close()
@@ -260,10 +263,14 @@ async def _serve_http(http: uvicorn.Server, listener: socket.socket, scope: anyi
     scope.cancel()
 
 
-async def _run_engine(engine: Engine) -> None:
-    """Run the engine; if it dies, HTTP stays up to say so."""
+async def _run_engine(engine: Engine, http: uvicorn.Server) -> None:
+    """Run the engine; if it dies, HTTP stays up to say so: for a while, where nothing but a new process helps."""
     try:
         await engine.run()
+    except DeviceLost as error:
+        structlog.get_logger().error("device.lost", reason=str(error), exits_in_s=_LOST_S)
+        await anyio.sleep(_LOST_S)
+        http.should_exit = True
     except Exception:  # noqa: BLE001 - the engine has died and told its clients; the server lives to report it
         structlog.get_logger().exception("engine.died")
 

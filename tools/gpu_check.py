@@ -2,7 +2,8 @@
 
 Owns the order of the sections, what is printed, and the files: all findings as JSON, and the durations of graphs as a
 table that `flare simulate` reads. Does not own a measurement (`tools/gpu`). Surprising rule: nothing is skipped. What
-cannot be done is a row that says so, and the exit status is 1 if any row failed.
+cannot be done is a row that says so, and the exit status is 1 if any row failed. The files are written after every
+section, so that a machine that is taken away leaves what was found.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import gc
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -38,7 +40,6 @@ from tools.gpu.replay import Pace, around_a_frame, compared, paces
 from tools.gpu.report import Finding, guarded, show
 from tools.gpu.sizes import Sizes
 
-FAMILIES = ("llama", "qwen2", "qwen3")
 TEXTS = 14
 """Reference texts, each in a slot of its own."""
 
@@ -53,34 +54,44 @@ class Result(msgspec.Struct):
 
 
 class Check:
-    """The sections, on one card; each leaves its findings in `result`."""
+    """The sections, on one card; each leaves its findings in `result`, and has `save` called with all so far."""
 
-    def __init__(self, open_card: OpenRuntime, sizes: Sizes, console: Console) -> None:
+    def __init__(
+        self, open_card: OpenRuntime, sizes: Sizes, console: Console, save: Callable[[Result], None] = lambda _: None
+    ) -> None:
+        self._began = time.monotonic()
         runtime = open_card()
-        self.result = Result(runtime.facts(), torch.__version__)
+        self.result = Result(runtime.facts(), str(torch.__version__))
         runtime.close()
         self._open_card = open_card
         self._sizes = sizes
         self._console = console
+        self._save = save
         self._paces: dict[str, dict[int, Pace]] = {}
 
-    def run(self, model: Callable[[], Subject], suites: Callable[[], Iterable[Finding]] = run_suites) -> None:
-        """All of it. `model` opens the default model."""
-        kind, references = self._sizes.kind, self._sizes.references
+    def run(self, model: Callable[[], Subject], suites: Callable[[], Iterable[Finding]]) -> None:
+        """All of it. `model` opens the default model, `suites` runs the conformance suites."""
+        open_card, sizes = self._open_card, self._sizes
+        kind = sizes.kind
+        both: tuple[DType, ...] = ("float32", "bfloat16")
         self._section("conformance", suites)
-        for family in FAMILIES:
+        for family in sizes.families:
             config = tiny(family)
             subject = Subject(f"tiny {family}", config, RandomWeights(config, torch.device("cpu")), 4, 256)
-            self._section("logits", lambda: compare_logits(subject, self._open_card, ("float32",), kind))  # noqa: B023
-        both: tuple[DType, ...] = ("float32", "bfloat16")
-        self._section("logits", lambda: compare_logits(model(), self._open_card, both, kind))
-        self._section("greedy texts", lambda: compare_texts(model(), self._open_card, both, kind, references))
+            self._section("logits", partial(compare_logits, subject, open_card, ("float32",), kind))
+        self._section("logits", lambda: compare_logits(model(), open_card, both, kind))
+        self._section("greedy texts", lambda: compare_texts(model(), open_card, both, kind, sizes.references))
         self._section("large model", self._captured)
         self._section("large model, eager", self._eager)
         self._section("streams", lambda: compared(self._paces["two"], self._paces["one"], self._paces["eager"]))
 
     def _section(self, name: str, run: Callable[[], Iterable[Finding]]) -> None:
-        self.result.findings.extend(guarded(name, run, self._console))
+        passed = time.monotonic() - self._began
+        if passed <= self._sizes.time_s:
+            self.result.findings.extend(guarded(name, run, self._console))
+        else:
+            self.result.findings.append(Finding(name, "not begun", f"{passed:.0f} s have passed", "runs", ok=False))
+        self._save(self.result)
         gc.collect()  # a device's memory goes with it, before the next is made
 
     def _captured(self) -> Iterator[Finding]:
@@ -90,15 +101,18 @@ class Check:
             self._section("costs", lambda: self._costs(player))
             self._section("latency", lambda: around_a_frame(player, vocab, frames=sizes.frames))
             for name, in_flight in (("two", 2), ("one", 1)):
-                self._paces[name] = paces(player, vocab, frames=sizes.frames, in_flight=in_flight)
+                self._section("pace", partial(self._pace, player, name, in_flight, sizes.frames))
             self._section("mixed", lambda: serve_mixture(player, vocab, sizes.load))
-            yield Finding("large model", "graphs", f"{len(player.catalog)}, and all were run")
+            yield Finding("large model", "graphs", f"{len(player.catalog)}, and all were captured")
 
     def _eager(self) -> Iterator[Finding]:
-        """The yardstick, without prompts' graphs but the one that it needs."""
+        """The yardstick."""
         with self._large(eager=True) as player:
-            self._paces["eager"] = paces(player, self._sizes.large.vocab, frames=self._sizes.frames // 4, in_flight=2)
-            yield Finding("large model, eager", "graphs", "none is captured")
+            yield from self._pace(player, "eager", 2, self._sizes.frames // 4)
+
+    def _pace(self, player: Player, name: str, in_flight: int, frames: int) -> Iterator[Finding]:
+        self._paces[name] = measured = paces(player, self._sizes.large.vocab, frames=frames, in_flight=in_flight)
+        yield Finding("pace", name, f"at {', '.join(map(str, measured))} streams")
 
     @contextmanager
     def _large(self, *, eager: bool) -> Iterator[Player]:
@@ -121,7 +135,7 @@ class Check:
     def _costs(self, player: Player) -> Iterator[Finding]:
         config, card = self._sizes.large, self.result.card
         dtype = torch_dtype(self._sizes.dtype, card)
-        table = measure_costs(player, config.vocab, context=self._sizes.context)
+        table = measure_costs(player, config.vocab, context=self._sizes.context, repeats=self._sizes.repeats)
         self.result.costs = {
             "gpu": card.name,
             "model": f"{config.architecture}, {config.hidden} x {config.layers}, random weights",
@@ -149,15 +163,19 @@ def main(
 ) -> None:
     """Check one GPU."""
     console, began = Console(width=140, markup=False, emoji=False), time.monotonic()
+
+    def save(result: Result) -> None:
+        json_file.write_bytes(msgspec.json.format(msgspec.json.encode(result), indent=2) + b"\n")
+        if result.costs:
+            costs_file.write_bytes(msgspec.json.format(msgspec.json.encode(result.costs), indent=2) + b"\n")
+
     try:
-        check = Check(open_runtime, Sizes(), console)
+        check = Check(open_runtime, Sizes(), console, save)
     except NoDevice as error:
         console.print(f"gpu_check: {error}")
         raise typer.Exit(2) from None
-    check.run(lambda: default_subject(model))
+    check.run(lambda: default_subject(model), run_suites)
     result = check.result
-    json_file.write_bytes(msgspec.json.format(msgspec.json.encode(result), indent=2) + b"\n")
-    costs_file.write_bytes(msgspec.json.format(msgspec.json.encode(result.costs), indent=2) + b"\n")
     show(console, result.findings)
     card, failed = result.card, [each for each in result.findings if not each.ok]
     driver, runtime = (".".join(map(str, version)) for version in (card.driver, card.runtime))

@@ -1,7 +1,7 @@
 """Many worlds of the CUDA device: its own code on the fake runtime, in virtual time.
 
-Owns how many are run: a quarter of FLARE_SIMULATION_SEEDS, 250 unless that is set. Surprising rule: as in `test_seeds`, a
-run in which some fault or some kind of graph never came about fails too.
+Owns how many are run: a quarter of FLARE_SIMULATION_SEEDS, 250 unless that is set. Surprising rule: as in
+`test_seeds`, a run in which some fault or some kind of graph never came about fails too.
 """
 
 from __future__ import annotations

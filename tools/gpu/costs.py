@@ -26,7 +26,7 @@ Grid = dict[float, Row]
 Lane = tuple[Text, LaneInput]
 
 
-def measure_costs(player: Player, vocab: int, *, context: int = CONTEXT, repeats: int = 5) -> dict[str, object]:
+def measure_costs(player: Player, vocab: int, *, context: int, repeats: int) -> dict[str, object]:
     """The table, without what names it. A graph that only a draft makes use of has no place in it."""
     table = _Table(player, vocab, repeats)
     rows = max(shape.batch for shape in player.catalog)

@@ -176,7 +176,7 @@ def compare_texts(
         sure = {name: _sure(case, NEAR_TIE[dtype]) for name, case in cases.items()}
         wrong = []
         with playing(device, (PROMPT, decode), subject.max_model_len) as player:
-            names = list(cases)[: subject.slots]
+            names = list(cases)
             texts = [
                 player.admit(slot, cases[name]["ids"], limit=max(1, sure[name])) for slot, name in enumerate(names)
             ]

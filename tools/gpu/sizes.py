@@ -25,7 +25,7 @@ from .models import LLAMA_3_8B
 @dataclass(frozen=True)
 class Sizes:
     """The large model and how it is run. `max_model_len` holds two contexts, and a prompt of the largest graph behind
-    one."""
+    one. `families` are those of the tiny models. A section that would begin after `time_s` fails in place of that."""
 
     large: ModelConfig = LLAMA_3_8B
     dtype: DType = "bfloat16"
@@ -34,6 +34,9 @@ class Sizes:
     max_prefill_tokens: int = 2048
     context: int = CONTEXT
     frames: int = 200
+    repeats: int = 5
+    time_s: float = 420.0
+    families: tuple[str, ...] = ("llama", "qwen2", "qwen3")
     load: Load = field(default_factory=Load)
     recipe: str = "cuda"
     references: Path = REFERENCES

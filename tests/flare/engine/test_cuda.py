@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import socket
 import threading
 from collections.abc import AsyncIterator
@@ -154,8 +152,11 @@ async def test_a_lost_card_ends_every_stream_and_admission(runtime: FakeRuntime,
             await anyio.sleep_forever()
 
 
-def test_a_server_whose_card_is_lost_says_so_and_exits_with_an_error(runtime: FakeRuntime) -> None:
-    """Over HTTP: the stream ends with an error event, `/health` turns to 503, and the exit status is 1."""
+def test_a_server_whose_card_is_lost_says_so_and_exits_with_an_error(
+    runtime: FakeRuntime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Over HTTP: the stream ends with an error event, `/health` turns to 503, and after a while it exits with 1."""
+    monkeypatch.setattr("flare.run._LOST_S", 4.0)
     settings = load_settings(None, {"shutdown_timeout_s": 1.0})
     device = tiny(runtime)
     engine, _, _ = compose(device, CATALOG)
@@ -172,7 +173,6 @@ def test_a_server_whose_card_is_lost_says_so_and_exits_with_an_error(runtime: Fa
             seen.append(split_events(http.post("/v1/completions", json=asked).content)[-1])
             health, refused = http.get("/health"), http.post("/v1/completions", json=asked)
             seen.extend([health.status_code, health.json(), refused.status_code])
-        os.kill(os.getpid(), signal.SIGTERM)
 
     thread = threading.Thread(target=client)
     thread.start()
