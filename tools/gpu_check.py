@@ -26,7 +26,7 @@ from flare.draft import open_draft
 from flare.graphs.cuda.driver import open_runtime
 from flare.graphs.cuda.failures import NoDevice
 from flare.graphs.cuda.plan import DType, torch_dtype
-from flare.graphs.cuda.runtime import CardFacts
+from flare.graphs.cuda.runtime import CardFacts, Runtime
 from flare.graphs.memory.pages import PAGE_TOKENS, page_bytes
 from flare.model import open_model
 from tools.gpu.capture import capture_findings
@@ -63,7 +63,7 @@ class Check:
         runtime = open_card()
         self.result = Result(runtime.facts(), str(torch.__version__))
         runtime.close()
-        self._open_card = open_card
+        self._open = open_card
         self._sizes = sizes
         self._console = console
         self._save = save
@@ -71,16 +71,16 @@ class Check:
 
     def run(self, model: Callable[[], Subject], suites: Callable[[], Iterable[Finding]]) -> None:
         """All of it. `model` opens the default model, `suites` runs the conformance suites."""
-        open_card, sizes = self._open_card, self._sizes
+        sizes = self._sizes
         kind = sizes.kind
         both: tuple[DType, ...] = ("float32", "bfloat16")
         self._section("conformance", suites)
         for family in sizes.families:
             config = tiny(family)
             subject = Subject(f"tiny {family}", config, RandomWeights(config, torch.device("cpu")), 4, 256)
-            self._section("logits", partial(compare_logits, subject, open_card, ("float32",), kind))
-        self._section("logits", lambda: compare_logits(model(), open_card, both, kind))
-        self._section("greedy texts", lambda: compare_texts(model(), open_card, both, kind, sizes.references))
+            self._section("logits", partial(compare_logits, subject, self._open_card, ("float32",), kind))
+        self._section("logits", lambda: compare_logits(model(), self._open_card, both, kind))
+        self._section("greedy texts", lambda: compare_texts(model(), self._open_card, both, kind, sizes.references))
         self._section("large model", self._captured)
         self._section("large model, eager", self._eager)
         self._section("streams", lambda: compared(self._paces["two"], self._paces["one"], self._paces["eager"]))
@@ -92,7 +92,11 @@ class Check:
         else:
             self.result.findings.append(Finding(name, "not begun", f"{passed:.0f} s have passed", "runs", ok=False))
         self._save(self.result)
-        gc.collect()  # a device's memory goes with it, before the next is made
+
+    def _open_card(self) -> Runtime:
+        """For one more device; the memory of those before goes with them."""
+        gc.collect()
+        return self._open()
 
     def _captured(self) -> Iterator[Finding]:
         """All that captured graphs of the large model are asked."""
