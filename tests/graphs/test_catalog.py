@@ -152,7 +152,7 @@ def test_the_simulated_devices_recipe_gives_a_catalog_of_bounded_size() -> None:
 
 
 def test_an_unknown_recipe_lists_those_that_exist() -> None:
-    with pytest.raises(ConfigError, match=r"gpu.*cpu, sim"):
+    with pytest.raises(ConfigError, match=r"gpu.*cpu, cuda, sim"):
         load_recipe("gpu")
 
 
