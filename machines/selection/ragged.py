@@ -238,12 +238,12 @@ def _allocated(board: Board, lanes: Lanes, shape: GraphShape, ms: float, smaller
     if free.any():
         value[~free] = -np.inf
     best = [cohorts[at] for at in np.flatnonzero(value == value.max()).tolist()]
-    alike = {(frozenset(places.tolist()), end): places for places, end in best} if len(best) > 1 else {}
     found = []
-    for places, end in best if len(alike) != 1 else best[:1]:
+    # Different orders may come to the same cohort.
+    for places, end in {(frozenset(places.tolist()), end): (places, end) for places, end in best}.values():
         lengths = 1 + np.bincount(lanes.owner[:end], minlength=len(one)).take(places)
         found.append(_share(board, lanes, Cohort(places, lengths), smaller))
-    return min(found, key=_tie) if len(found) > 1 else found[0]
+    return min(found, key=_tie)
 
 
 def _tie(share: Share) -> tuple[int, list[int], int, list[int]]:
